@@ -1,0 +1,139 @@
+"""The application's configuration: one frozen tree, validated, unknown keys rejected.
+
+`AppConfig` is what `args:` in `deployments/*.yaml` holds. Sizes are written as "4GiB". Every
+error names the dotted field and what to write instead; `load_app_config` turns pydantic's report
+into a `ConfigError`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator
+
+from mooncake_serve.errors import ConfigError
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+Size = Annotated[ByteSize, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Base of every section: immutable, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(Section):
+    """Which model, and under which name clients ask for it."""
+
+    id: str = "smollm2-135m"
+    """The embedded default, a Hugging Face id, a local folder, or a `.gguf` file."""
+    name: str | None = None
+    """The name in `/v1/models`; defaults to `id`."""
+    revision: str | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+
+    @property
+    def served_name(self) -> str:
+        """The name clients use."""
+        return self.name or self.id
+
+
+class EngineConfig(Section):
+    """How one replica computes."""
+
+    backend: Literal["auto", "torch", "native"] = "auto"
+    device: str = "auto"
+    """"auto", "cpu", "cuda" or "cuda:1"."""
+    threads: int = Field(default=1, ge=1, le=256)
+    block_tokens: int = Field(default=256, ge=16, le=1024)
+    pool: Size = ByteSize(GIB)
+    """Memory for KV blocks of running requests, and the prefixes kept from ended ones."""
+    max_batch: int = Field(default=32, ge=1, le=1024)
+    max_context: int | None = Field(default=None, ge=16)
+    """Cap below the model's own context; None takes the model's."""
+    exactness: Literal["canonical", "relaxed"] = "canonical"
+    """relaxed also publishes blocks that decode wrote, under a numerics id of its own."""
+
+    @field_validator("block_tokens")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError("must be a power of two, such as 256 or 512")
+        return value
+
+
+class StoreSettings(Section):
+    """The node's store. The first creator's values win; a different value later is an error."""
+
+    enabled: bool = True
+    dram: Size = ByteSize(2 * GIB)
+    """Hard cap of physical bytes: arena, ingest and index together."""
+    ingest: Size = ByteSize(64 * MIB)
+    """Put buffer of each client."""
+    max_sessions: int = Field(default=64, ge=1, le=4096)
+    socket_dir: str | None = None
+    """Directory of the Unix socket, mode 0700; None picks one under the runtime directory."""
+    idle_exit_s: float = Field(default=600.0, ge=0)
+    """Exit when no client is attached and no app of ours is deployed for this long; 0 never."""
+
+
+class ReplicaConfig(Section):
+    """How many model replicas, and what each asks of Ray."""
+
+    count: int = Field(default=2, ge=0, le=4096)
+    num_cpus: float = Field(default=0.5, ge=0)
+    num_gpus: float = Field(default=0, ge=0)
+    max_ongoing_requests: int = Field(default=64, ge=1)
+
+
+class ApiConfig(Section):
+    """Limits of the HTTP front."""
+
+    max_body: Size = ByteSize(16 * MIB)
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    max_queued_tokens: int = Field(default=2_000_000, ge=1)
+    """Prompt tokens that may wait over all replicas before new requests get 429."""
+    tenant_secret: str | None = Field(default=None, repr=False)
+    """Cluster secret from which tenant salts derive."""
+
+
+class AppConfig(Section):
+    """`args:` of the application."""
+
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    store: StoreSettings = StoreSettings()
+    replicas: ReplicaConfig = ReplicaConfig()
+    api: ApiConfig = ApiConfig()
+
+
+def load_app_config(args: dict[str, Any]) -> AppConfig:
+    """Validate the `args:` mapping. Raises ConfigError naming the first wrong field."""
+    try:
+        return AppConfig.model_validate(args)
+    except ValidationError as err:
+        raise config_error(err) from err
+
+
+def config_error(err: ValidationError) -> ConfigError:
+    """One line a person can act on, from pydantic's report."""
+    first = err.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(sorted(_known_fields(first["loc"][:-1])))
+        return ConfigError(field, f"unknown setting; known here: {known}")
+    value = first.get("input")
+    return ConfigError(field, f"{first['msg']} (got {value!r})")
+
+
+def _known_fields(path: tuple[int | str, ...]) -> list[str]:
+    section: type[BaseModel] = AppConfig
+    for part in path:
+        annotation = section.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        section = annotation
+    return list(section.model_fields)

@@ -1,0 +1,220 @@
+"""Every error a user of mooncake_serve can meet, as one tree.
+
+MooncakeError                     retry: may the same call succeed later?
+├── ConfigError                   a setting is wrong; names the field and the fix
+│   └── StoreConfigMismatch       a running store was started with another value
+├── ModelError                    the model cannot be served
+│   ├── ModelNotFound             nothing under that name or path, or offline and not cached
+│   └── UnsupportedModel          an architecture whose KV cache we cannot represent
+├── StoreError                    the store failed; inside the engine it becomes a cache miss
+│   ├── StoreUnavailable          no store answers on the socket
+│   ├── StoreTimeout              the store did not answer before the deadline
+│   ├── StoreRefused              the store is up and said no (limit, cap, bad argument)
+│   └── StoreProtocolError        the two sides speak different versions, or a frame is malformed
+├── RequestError                  one request cannot be answered; carries the HTTP status
+│   ├── InvalidRequest            400: a field is wrong
+│   │   └── ContextTooLong        400: prompt and max_tokens exceed the context
+│   ├── Unauthorized              401
+│   ├── NotFound                  404: model or route
+│   ├── PayloadTooLarge           413
+│   ├── Overloaded                429: with Retry-After
+│   ├── DeadlineExceeded          504
+│   └── EngineFailed              500: the replica could not finish it
+└── APIError                      the SDK's view of a failed call
+    ├── APIConnectionError        the server could not be reached
+    ├── APITimeoutError           no answer in time
+    └── APIStatusError            the server answered with an error status
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class MooncakeError(Exception):
+    """Base of the tree. `retry` says whether the same call may succeed later, unchanged."""
+
+    retry: bool = False
+
+
+class ConfigError(MooncakeError):
+    """A setting is wrong. `field` is its dotted path, as written in the configuration."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.field = field
+
+
+class StoreConfigMismatch(ConfigError):
+    """A store already runs on this node with another value of `field`."""
+
+    def __init__(self, field: str, have: object, want: object) -> None:
+        super().__init__(
+            field,
+            f"the running store has {have}, this configuration wants {want}; "
+            "apply the new value with `mooncake-serve store restart`, or restore the old one",
+        )
+        self.have = have
+        self.want = want
+
+
+class ModelError(MooncakeError):
+    """The model cannot be served."""
+
+
+class ModelNotFound(ModelError):
+    """Nothing is found under that name or path."""
+
+
+class UnsupportedModel(ModelError):
+    """The model's attention keeps state that paged KV blocks cannot represent."""
+
+
+class StoreError(MooncakeError):
+    """The store failed. The engine turns each of these into a cache miss."""
+
+
+class StoreUnavailable(StoreError):
+    """No store answers on the socket."""
+
+    retry = True
+
+
+class StoreTimeout(StoreError):
+    """The store did not answer before the deadline."""
+
+    retry = True
+
+
+class StoreRefused(StoreError):
+    """The store is up and said no: a limit, the cap, or a wrong argument."""
+
+
+class StoreProtocolError(StoreError):
+    """Both sides speak different wire versions, or a frame was malformed."""
+
+
+class RequestError(MooncakeError):
+    """One request cannot be answered. Rendered as OpenAI's error envelope."""
+
+    status: int = 500
+    type: str = "server_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def envelope(self) -> dict[str, Any]:
+        """The body OpenAI clients expect: `{"error": {message, type, param, code}}`."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+class InvalidRequest(RequestError):
+    """A field of the request is wrong; `param` names it."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt, or prompt plus max_tokens, does not fit the model's context."""
+
+
+class Unauthorized(RequestError):
+    """No key, or an unknown one."""
+
+    status = 401
+    type = "authentication_error"
+
+
+class NotFound(RequestError):
+    """No such model or route."""
+
+    status = 404
+    type = "not_found_error"
+
+
+class PayloadTooLarge(RequestError):
+    """The body is larger than `api.max_body`."""
+
+    status = 413
+    type = "invalid_request_error"
+
+
+class Overloaded(RequestError):
+    """Too much work is queued; try again after `retry_after_s` seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    retry = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, code="overloaded")
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(RequestError):
+    """The request did not finish before its deadline."""
+
+    status = 504
+    type = "timeout_error"
+    retry = True
+
+
+class EngineFailed(RequestError):
+    """The replica could not finish the request."""
+
+    retry = True
+
+
+class APIError(MooncakeError):
+    """Base of what the SDK raises for a failed call."""
+
+    def __init__(self, message: str, *, request_id: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.request_id = request_id
+
+
+class APIConnectionError(APIError):
+    """The server could not be reached."""
+
+    retry = True
+
+
+class APITimeoutError(APIConnectionError):
+    """No answer came in time."""
+
+
+class APIStatusError(APIError):
+    """The server answered with an error status."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        type: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(f"{status}: {message}", request_id=request_id)
+        self.status = status
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.retry = status in (429, 503)
