@@ -1,0 +1,1 @@
+//! Pure decisions of mooncake_serve: eviction policies, route scoring and a simulator that runs both.
