@@ -1,0 +1,131 @@
+"""Weights and tokenizer of a resolved model, through transformers' public API.
+
+`load_tokenizer` never reads weights: the ingress needs only the tokenizer. A local model never
+touches the network. Fails with ModelNotFound or UnsupportedModel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from mooncake_serve.config import ModelConfig
+from mooncake_serve.errors import ConfigError, InvalidRequest, ModelNotFound, UnsupportedModel
+from mooncake_serve.models.digest import weights_digest
+from mooncake_serve.models.inspect import check_config
+from mooncake_serve.models.resolve import resolve_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Tokenizer:
+    """Text to token ids and back, and the model's chat template. Thread-safe for reading."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a raw prompt, with the special tokens the model expects."""
+        return list(self._tokenizer.encode(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids, without special tokens; incomplete characters give U+FFFD."""
+        return cast(
+            str,
+            self._tokenizer.decode(
+                list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ),
+        )
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn.
+
+        Raises InvalidRequest when the model has no chat template or the template refuses.
+        """
+        from jinja2 import TemplateError
+
+        if not self.has_chat_template:
+            raise InvalidRequest(
+                "this model has no chat template; use /v1/completions", param="messages"
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as err:
+            raise InvalidRequest(f"the chat template refused: {err}", param="messages") from err
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` works."""
+        return bool(self._tokenizer.chat_template)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own end-of-sequence id."""
+        return self._tokenizer.eos_token_id
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, ready for a backend."""
+
+    model: PreTrainedModel
+    folder: Path
+    fingerprint: str
+    """Digest of configuration, weights and dtype."""
+    eos_token_ids: tuple[int, ...]
+    max_context: int
+
+
+def load_tokenizer(model: ModelConfig) -> Tokenizer:
+    """The model's tokenizer, fetching it (not the weights) if needed."""
+    from transformers import AutoTokenizer
+
+    folder = resolve_model(model, weights=False)
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    except (OSError, ValueError) as err:
+        raise ModelNotFound(f"model.id: {folder} holds no usable tokenizer: {err}") from err
+
+
+def load_model(model: ModelConfig, device: str) -> LoadedModel:
+    """Weights on `device` ("cpu", "cuda", "cuda:1") in the configured dtype."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    folder = resolve_model(model)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as err:
+        raise UnsupportedModel(f"transformers does not know the model in {folder}: {err}") from err
+    check_config(config)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("engine.device", "no CUDA device is visible; set it to cpu or auto")
+    logging.disable_progress_bar()
+    loaded = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=getattr(torch, model.dtype), local_files_only=True
+    )
+    loaded = loaded.to(device).eval().requires_grad_(False)
+    return LoadedModel(
+        model=loaded,
+        folder=folder,
+        fingerprint=f"{weights_digest(folder)}-{model.dtype}",
+        eos_token_ids=_eos_token_ids(loaded),
+        max_context=int(getattr(config, "max_position_embeddings", 0) or 2048),
+    )
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    generation = getattr(model, "generation_config", None)
+    eos = getattr(generation, "eos_token_id", None)
+    if eos is None:
+        eos = getattr(model.config, "eos_token_id", None)
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
