@@ -1,0 +1,101 @@
+//! The product's router: the least time to first token, with avoidable work priced by the load.
+//!
+//! For every replica it predicts `queue + load + prefill` over the best usable prefix, counting all
+//! tiers of all nodes and the blocks that are in the making. The least
+//! `queue + (1 + delayed)·(load + prefill)` wins, where `delayed` is the number of later requests
+//! that each second of work holds up (see `flow`); alone on an idle cluster that is the plain time
+//! to first token.
+//!
+//! Owns: the blocks in the making and the measured flow. Reservations are the caller's ledger's.
+
+use super::flow::Flow;
+use super::pending::{Pending, PendingBlocks};
+use super::{Costs, Decision, Plan, Query, Rng, Router, Runs, Tier, View};
+
+/// See the module.
+pub struct TtftRouter {
+    costs: Costs,
+    slo_s: Option<f64>,
+    rng: Rng,
+    pending: PendingBlocks,
+    flow: Flow,
+    making: Vec<Option<Pending>>,
+    plans: Vec<Plan>,
+}
+
+impl TtftRouter {
+    /// A router with an optional objective for the time to first token.
+    #[must_use]
+    pub fn new(costs: Costs, slo_s: Option<f64>, rng: Rng) -> Self {
+        Self {
+            costs,
+            slo_s,
+            rng,
+            pending: PendingBlocks::default(),
+            flow: Flow::default(),
+            making: Vec::new(),
+            plans: Vec::new(),
+        }
+    }
+
+    /// Newer measurements.
+    pub fn set_costs(&mut self, costs: Costs) {
+        self.costs = costs;
+    }
+
+    /// What `replica` will reach once its queue has drained, blocks in the making included.
+    fn reach(&self, view: &View<'_>, replica: usize) -> Runs {
+        let mut runs = view.reach(replica);
+        let starts_s = view.now_s + view.loads[replica].queue_s;
+        let mut extend = |tier: Tier, from: u32, counts: &dyn Fn(&Pending) -> bool| {
+            let blocks = self.making.iter().skip(from as usize);
+            let made = blocks.map_while(|block| block.as_ref().filter(|made| counts(made))).count();
+            if made > 0 {
+                runs.extend(tier, from + made as u32);
+            }
+            runs
+        };
+        let own = |made: &Pending| made.replica == replica;
+        let runs_local = extend(Tier::Dram, view.runs[replica].on_node(), &own);
+        let ready = |made: &Pending| made.replica == replica || made.ready_s <= starts_s;
+        extend(Tier::Peer, runs_local.up_to(Tier::Peer), &ready)
+    }
+
+    /// A plan for every accepting replica, into `self.plans`.
+    fn plan_all(&mut self, query: &Query<'_>, view: &View<'_>) {
+        let mut making = std::mem::take(&mut self.making);
+        self.pending.look_up(query.keys, view.now_s, &mut making);
+        self.making = making;
+        let mut plans = std::mem::take(&mut self.plans);
+        plans.clear();
+        plans.extend(view.accepting().map(|replica| Plan {
+            replica,
+            queue_s: view.loads[replica].queue_s,
+            reuse: self.costs.best_reuse(query.tokens, &self.reach(view, replica)),
+        }));
+        self.plans = plans;
+    }
+}
+
+impl Router for TtftRouter {
+    fn route(&mut self, query: &Query<'_>, view: &View<'_>) -> Decision {
+        self.plan_all(query, view);
+        let best_s = self.plans.iter().map(Plan::ttft_s).fold(f64::INFINITY, f64::min);
+        if self.plans.is_empty() || self.slo_s.is_some_and(|slo_s| best_s > slo_s) {
+            return Decision::Reject { best_s };
+        }
+        let waiting = view.accepting().map(|replica| u64::from(view.loads[replica].waiting)).sum();
+        let price = 1.0 + self.flow.delayed(waiting, self.plans.len());
+        let objective_s = self.slo_s.unwrap_or(f64::INFINITY);
+        let ranked = self.plans.iter().enumerate().filter(|(_, plan)| plan.ttft_s() <= objective_s);
+        let priced = ranked.map(|(at, plan)| (at, plan.queue_s + price * plan.reuse.total_s()));
+        let Some(chosen) = self.rng.argmin(priced).map(|at| self.plans[at]) else {
+            return Decision::Reject { best_s };
+        };
+        self.flow.observe(view.now_s, chosen.reuse.total_s());
+        let local = view.runs[chosen.replica].on_node() as usize;
+        let new = query.keys.get(local..).unwrap_or_default();
+        self.pending.announce(chosen.replica, new, view.now_s, view.now_s + chosen.ttft_s());
+        Decision::Go(chosen)
+    }
+}
