@@ -255,7 +255,7 @@ mod tests {
 
     fn block(shape: &Shape) -> Vec<u8> {
         let len = shape.raw_bytes().expect("a valid shape");
-        (0..len).map(|i| (i * 31 >> 3) as u8).collect()
+        (0..len).map(|i| ((i * 31) >> 3) as u8).collect()
     }
 
     fn encoded(shape: &Shape) -> Vec<u8> {
