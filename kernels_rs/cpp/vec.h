@@ -19,6 +19,8 @@ namespace {
 
 constexpr int LANES = 16;
 
+inline int at_most(int n, int limit) { return n < limit ? n : limit; }
+
 inline float bf16_to_float(uint16_t h) {
   uint32_t bits = uint32_t(h) << 16;
   float f;
@@ -59,12 +61,26 @@ inline F load_bf16(const uint16_t *p) {
   __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
+// Elements 0, 2, 4 … and 1, 3, 5 … of 32.
+struct Pairs {
+  F first, second;
+};
+inline Pairs load_pairs(const uint16_t *p) {
+  __m512i both = _mm512_loadu_si512(p);
+  __m512i high = _mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000u)));
+  return {{_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))}, {_mm512_castsi512_ps(high)}};
+}
 inline F load_f16(const uint16_t *p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p))};
 }
 inline void store_f16(uint16_t *p, F a) {
   _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
+#if defined(__AVX512BF16__)
+inline void store_bf16(uint16_t *p, F a) {
+  _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(a.v));
+}
+#else
 inline void store_bf16(uint16_t *p, F a) {
   __m512i bits = _mm512_castps_si512(a.v), high = _mm512_srli_epi32(bits, 16);
   __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
@@ -74,6 +90,7 @@ inline void store_bf16(uint16_t *p, F a) {
   __m512i out = _mm512_mask_mov_epi32(_mm512_srli_epi32(sum, 16), nan, quiet);
   _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(out));
 }
+#endif
 // Lane i of the result is the sum of the lanes of a[i], folded at distances 8, 4, 2, 1.
 inline F sum_each(const F (&a)[LANES]) {
   __m512 four[4];
@@ -135,6 +152,16 @@ inline __m256 bf16_half(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 inline F load_bf16(const uint16_t *p) { return {bf16_half(p), bf16_half(p + 8)}; }
+struct Pairs {
+  F first, second;
+};
+inline Pairs load_pairs(const uint16_t *p) {
+  const __m256i mask = _mm256_set1_epi32(int(0xffff0000u));
+  __m256i lo = _mm256_loadu_si256((const __m256i *)p);
+  __m256i hi = _mm256_loadu_si256((const __m256i *)(p + 16));
+  return {{_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))},
+          {_mm256_castsi256_ps(_mm256_and_si256(lo, mask)), _mm256_castsi256_ps(_mm256_and_si256(hi, mask))}};
+}
 inline F load_f16(const uint16_t *p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
           _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
@@ -195,6 +222,14 @@ inline F scale_by_power(F p, F magic) {
   return p;
 }
 inline F load_bf16(const uint16_t *p) { F r; EACH_LANE r.v[i] = bf16_to_float(p[i]); return r; }
+struct Pairs {
+  F first, second;
+};
+inline Pairs load_pairs(const uint16_t *p) {
+  Pairs r;
+  EACH_LANE r.first.v[i] = bf16_to_float(p[2 * i]), r.second.v[i] = bf16_to_float(p[2 * i + 1]);
+  return r;
+}
 inline F load_f16(const uint16_t *p) {
   _Float16 h[LANES];
   memcpy(h, p, sizeof h);

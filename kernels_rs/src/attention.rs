@@ -1,20 +1,18 @@
-//! Attention over a paged KV pool, for an engine that keeps its own tensors.
+//! Attention over a paged KV pool: the checks, and the cut of the work.
 //!
-//! Owns: the checks, and the cut of the work into tiles (up to 16 queries of one KV head).
+//! Owns: the shapes, and the tiles (query columns of one KV head of one sequence) that threads
+//! share out.
 //! Invariants: see the crate; whether a tile's blocks run on one thread or on several is the only
 //! thing that the schedule decides, and it does not show in the result.
 //! Fails: with [`Error::Invalid`](crate::Error) when a size, offset, length or table entry is out
 //! of bounds, before anything is written.
 
-use std::{
-    ffi::c_void,
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
-};
+use std::{cmp::Reverse, ffi::c_void, sync::atomic::AtomicUsize};
 
 use crate::{
     Isa, Member, Pool, Result,
     error::require,
-    ffi::{KEY_BLOCK, Kernels, MAX_HEAD_DIM, MAX_QUERIES, PoolView},
+    ffi::{COLUMNS, KEY_BLOCK, Kernels, MAX_HEAD_DIM, PoolView, TileView},
 };
 
 /// Element type of queries, outputs and the pool.
@@ -57,7 +55,7 @@ pub struct Geometry {
     pub kv_heads: usize,
     /// Elements of one head; a multiple of 16.
     pub head_dim: usize,
-    /// Tokens of one block; a multiple of 16.
+    /// Tokens of one block; a multiple of 32.
     pub block_tokens: usize,
     /// Blocks of the pool.
     pub blocks: usize,
@@ -76,15 +74,9 @@ pub struct Geometry {
 impl Geometry {
     /// Refuses shapes that the kernels cannot run or that leave the pool.
     pub fn check(&self) -> Result<()> {
-        let Self {
-            heads,
-            kv_heads,
-            head_dim,
-            block_tokens,
-            ..
-        } = *self;
+        let Self { heads, kv_heads, head_dim, block_tokens, .. } = *self;
         require!(
-            kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads),
+            kv_heads > 0 && heads <= 4096 && heads > 0 && heads.is_multiple_of(kv_heads),
             "{heads} heads do not share {kv_heads} KV heads evenly"
         );
         require!(
@@ -92,31 +84,46 @@ impl Geometry {
             "head_dim {head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}"
         );
         require!(
-            block_tokens > 0 && block_tokens.is_multiple_of(16) && block_tokens <= 1 << 16,
-            "block_tokens {block_tokens} is not a multiple of 16"
+            block_tokens > 0 && block_tokens.is_multiple_of(32) && block_tokens <= 1 << 16,
+            "block_tokens {block_tokens} is not a multiple of 32"
         );
-        let plane = block_tokens.checked_mul(kv_heads * head_dim * self.dtype.size());
+        let plane = block_tokens * kv_heads * head_dim * self.dtype.size();
         for offset in [self.k_offset, self.v_offset] {
             require!(
-                plane
-                    .and_then(|p| p.checked_add(offset))
-                    .is_some_and(|e| e <= self.block_bytes),
+                offset.checked_add(plane).is_some_and(|end| end <= self.block_bytes),
                 "a plane at byte {offset} leaves the block of {} bytes",
                 self.block_bytes
             );
         }
         require!(
-            self.blocks
-                .checked_mul(self.block_bytes)
-                .is_some_and(|b| b <= isize::MAX as usize),
+            self.blocks.checked_mul(self.block_bytes).is_some_and(|b| b <= isize::MAX as usize),
             "a pool of {} blocks does not fit the address space",
             self.blocks
         );
         Ok(())
     }
 
-    fn row_elements(&self) -> usize {
-        self.heads * self.head_dim
+    /// The best of the instruction sets up to `isa` whose attention takes these shapes.
+    pub fn attention_isa(&self, isa: Isa) -> Isa {
+        let tiles = self.dtype == Dtype::Bf16 && [64, 80, 96, 128].contains(&self.head_dim);
+        if isa == Isa::Amx && !tiles { Isa::Avx512Bf16 } else { isa }
+    }
+
+    pub(crate) fn view(&self, base: *mut u8) -> PoolView {
+        PoolView {
+            base,
+            block_bytes: self.block_bytes as i64,
+            k_offset: self.k_offset as i64,
+            v_offset: self.v_offset as i64,
+            block_tokens: self.block_tokens as i32,
+            kv_heads: self.kv_heads as i32,
+            head_dim: self.head_dim as i32,
+            dtype: self.dtype as i32,
+        }
+    }
+
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
     }
 }
 
@@ -134,16 +141,18 @@ pub struct Span<'a> {
 }
 
 impl Span<'_> {
-    fn check(&self, geometry: &Geometry) -> Result<()> {
-        let keys = self.visible + self.rows - 1;
-        require!(self.visible > 0, "row {} sees no keys", self.first_row);
+    /// Refuses lengths and table entries that leave the table or the pool.
+    pub fn check(&self, geometry: &Geometry) -> Result<()> {
+        require!(self.visible > 0 && self.rows > 0, "row {} sees no keys", self.first_row);
+        let keys = self.visible.saturating_add(self.rows - 1);
+        let blocks = keys.div_ceil(geometry.block_tokens);
         require!(
-            keys <= i32::MAX as usize && keys.div_ceil(geometry.block_tokens) <= self.table.len(),
+            keys <= i32::MAX as usize / geometry.heads && blocks <= self.table.len(),
             "{keys} keys need more than the {} table entries of row {}",
             self.table.len(),
             self.first_row
         );
-        for &block in &self.table[..keys.div_ceil(geometry.block_tokens)] {
+        for &block in &self.table[..blocks] {
             require!(
                 usize::try_from(block).is_ok_and(|b| b < geometry.blocks),
                 "table entry {block} of row {} is not one of {} blocks",
@@ -155,7 +164,7 @@ impl Span<'_> {
     }
 }
 
-/// Up to [`MAX_QUERIES`] queries of one KV head of one span.
+/// Query columns of one KV head of one span.
 struct Tile {
     span: usize,
     kv_head: usize,
@@ -164,6 +173,156 @@ struct Tile {
     blocks: usize,
     /// Index of its first block among all tiles' blocks.
     unit: usize,
+    /// Floats of one of its parts.
+    part: usize,
+    /// Where its parts begin when they are kept for a later merge.
+    offset: usize,
+}
+
+/// The cut of one batch; the same for every layer.
+pub(crate) struct Plan<'a> {
+    spans: &'a [Span<'a>],
+    tiles: Vec<Tile>,
+    units: usize,
+    /// Threads share out blocks instead of tiles, and merge afterwards.
+    split: bool,
+    /// Parts that outlive a tile (split), or one tile's (not split).
+    kept: Vec<f32>,
+    scratch: usize,
+    group: usize,
+    kernels: &'static Kernels,
+}
+
+/// One layer's operands.
+pub(crate) struct Operands {
+    pub(crate) view: PoolView,
+    pub(crate) query: *const c_void,
+    pub(crate) out: *mut c_void,
+    pub(crate) row_elements: usize,
+    pub(crate) scale: f32,
+}
+
+/// Counters by which the members share one layer's attention.
+#[derive(Default)]
+pub(crate) struct Turns {
+    attend: AtomicUsize,
+    merge: AtomicUsize,
+}
+
+impl<'a> Plan<'a> {
+    /// `geometry` and `spans` have been checked.
+    pub(crate) fn new(
+        geometry: &Geometry,
+        spans: &'a [Span<'a>],
+        kernels: &'static Kernels,
+        threads: usize,
+    ) -> Self {
+        let (group, max_columns) = (geometry.group(), kernels.max_columns as usize);
+        let mut tiles = Vec::new();
+        for (index, span) in spans.iter().enumerate() {
+            for kv_head in 0..geometry.kv_heads {
+                for first in (0..span.rows * group).step_by(max_columns) {
+                    let count = max_columns.min(span.rows * group - first);
+                    let visible = span.visible + (first + count - 1) / group;
+                    let part = count.next_multiple_of(COLUMNS) * (2 + geometry.head_dim);
+                    let blocks = visible.div_ceil(KEY_BLOCK);
+                    let (unit, offset) = (0, 0);
+                    tiles.push(Tile {
+                        span: index,
+                        kv_head,
+                        first,
+                        count,
+                        blocks,
+                        unit,
+                        part,
+                        offset,
+                    });
+                }
+            }
+        }
+        tiles.sort_by_key(|t| Reverse(t.blocks * t.part)); // the longest first: an even finish
+        let (mut units, mut floats) = (0, 0);
+        for tile in &mut tiles {
+            (tile.unit, tile.offset) = (units, floats);
+            units += tile.blocks;
+            floats += tile.blocks * tile.part;
+        }
+        let split = tiles.len() < 8 * threads && units > tiles.len();
+        let scratch = tiles.iter().map(|t| t.part).max().unwrap_or(0);
+        let kept = vec![0.0; if split { floats } else { 0 }];
+        Self { spans, tiles, units, split, kept, scratch, group, kernels }
+    }
+
+    /// One member's share of one layer.
+    ///
+    /// # Safety
+    /// The operands match the geometry that the plan was made for, and hold every row of its
+    /// spans; nothing else writes them until the members meet again.
+    pub(crate) unsafe fn run(&self, member: &Member<'_>, on: &Operands, turns: &Turns) {
+        if self.split {
+            // SAFETY: as for this function.
+            return unsafe { self.run_split(member, on, turns) };
+        }
+        let mut part = vec![0f32; self.scratch];
+        member.share(&turns.attend, self.tiles.len(), 1, |range| {
+            for tile in &self.tiles[range] {
+                let view = self.view(tile, on);
+                let (part, blocks) = (part.as_mut_ptr(), tile.blocks as i32);
+                // SAFETY: the caller's promise; `part` holds the largest tile's.
+                unsafe {
+                    (self.kernels.attend)(&on.view, &view, on.scale, 0, blocks, part);
+                    (self.kernels.finish)(&on.view, &view, part);
+                }
+            }
+        });
+    }
+
+    unsafe fn run_split(&self, member: &Member<'_>, on: &Operands, turns: &Turns) {
+        let kept = self.kept.as_ptr().cast_mut();
+        let part = |tile: &Tile, block: usize| kept.wrapping_add(tile.offset + block * tile.part);
+        member.share(&turns.attend, self.units, 1, |range| {
+            for unit in range {
+                let tile = &self.tiles[self.tiles.partition_point(|t| t.unit <= unit) - 1];
+                let (view, block) = (self.view(tile, on), unit - tile.unit);
+                let (from, to) = (block as i32, block as i32 + 1);
+                // SAFETY: the caller's promise; each unit has a part of its own in `kept`.
+                unsafe {
+                    let part = part(tile, block);
+                    (self.kernels.attend)(&on.view, &view, on.scale, from, to, part);
+                }
+            }
+        });
+        member.barrier();
+        member.share(&turns.merge, self.tiles.len(), 1, |range| {
+            for tile in &self.tiles[range] {
+                let (view, first) = (self.view(tile, on), part(tile, 0));
+                // SAFETY: the caller's promise; the barrier made all parts visible.
+                unsafe {
+                    for block in 1..tile.blocks {
+                        let later = part(tile, block);
+                        (self.kernels.merge)(&on.view, &view, block as i32, later, first);
+                    }
+                    (self.kernels.finish)(&on.view, &view, first);
+                }
+            }
+        });
+    }
+
+    fn view(&self, tile: &Tile, on: &Operands) -> TileView {
+        let span = &self.spans[tile.span];
+        let bytes = span.first_row * on.row_elements * if on.view.dtype == 2 { 4 } else { 2 };
+        TileView {
+            query: on.query.wrapping_byte_add(bytes),
+            out: on.out.wrapping_byte_add(bytes),
+            table: span.table.as_ptr(),
+            row_elements: on.row_elements as i64,
+            kv_head: tile.kv_head as i32,
+            group: self.group as i32,
+            first: tile.first as i32,
+            count: tile.count as i32,
+            visible: span.visible as i32,
+        }
+    }
 }
 
 /// Computes attention for the rows of all spans.
@@ -178,193 +337,91 @@ pub unsafe fn attend(
     out: *mut c_void,
     pool: *const u8,
     isa: Isa,
-    threads: &Pool,
+    team: &Pool,
 ) -> Result<()> {
     geometry.check()?;
     for span in spans {
         span.check(geometry)?;
     }
-    let tiles = cut(geometry, spans);
-    let units = tiles.last().map_or(0, |t| t.unit + t.blocks);
-    let job = Job {
-        geometry,
-        spans,
-        query: query as usize,
-        out: out as usize,
-        view: view(geometry, pool),
-        kernels: isa.kernels(),
-        tiles: &tiles,
+    let plan = Plan::new(geometry, spans, geometry.attention_isa(isa).kernels(), team.threads());
+    let operands = Operands {
+        view: geometry.view(pool.cast_mut()),
+        query,
+        out,
+        row_elements: geometry.heads * geometry.head_dim,
+        scale: geometry.scale,
     };
-    let next = AtomicUsize::new(0);
-    if tiles.len() >= 8 * threads.threads() || units == tiles.len() {
-        return threads.run(|_| {
-            let mut parts = Vec::new();
-            while let Some(tile) = tiles.get(next.fetch_add(1, Relaxed)) {
-                parts.resize(tile.blocks * job.part_floats(), 0.0);
-                // SAFETY: the caller's promise, and the checks above.
-                unsafe {
-                    job.compute(tile, 0..tile.blocks, parts.as_mut_ptr());
-                    job.finish(tile, parts.as_ptr());
-                }
-            }
-        });
-    }
-    // SAFETY: as for this function.
-    unsafe { job.run_split(units, threads, &next) }
+    let (shared, turns) = (Shared(&operands), Turns::default());
+    team.run(|member| {
+        // SAFETY: the caller's promise, and the checks above.
+        unsafe { plan.run(member, shared.get(), &turns) }
+    })
 }
 
-fn cut(geometry: &Geometry, spans: &[Span<'_>]) -> Vec<Tile> {
-    let group = geometry.heads / geometry.kv_heads;
-    let (mut tiles, mut unit) = (Vec::new(), 0);
-    for (index, span) in spans.iter().enumerate() {
-        for kv_head in 0..geometry.kv_heads {
-            for first in (0..span.rows * group).step_by(MAX_QUERIES) {
-                let count = MAX_QUERIES.min(span.rows * group - first);
-                let visible = span.visible + (first + count - 1) / group;
-                let blocks = visible.div_ceil(KEY_BLOCK);
-                tiles.push(Tile {
-                    span: index,
-                    kv_head,
-                    first,
-                    count,
-                    blocks,
-                    unit,
-                });
-                unit += blocks;
-            }
-        }
-    }
-    tiles
-}
+/// Operands that the members of a team read.
+pub(crate) struct Shared<'a, T>(pub(crate) &'a T);
 
-fn view(geometry: &Geometry, base: *const u8) -> PoolView {
-    PoolView {
-        base,
-        block_bytes: geometry.block_bytes as i64,
-        k_offset: geometry.k_offset as i64,
-        v_offset: geometry.v_offset as i64,
-        block_tokens: geometry.block_tokens as i32,
-        kv_heads: geometry.kv_heads as i32,
-        head_dim: geometry.head_dim as i32,
-        dtype: geometry.dtype as i32,
+// SAFETY: the addresses inside are read, or written at places that no two members share; whoever
+// wraps them keeps them alive for the run.
+unsafe impl<T> Sync for Shared<'_, T> {}
+
+impl<T> Shared<'_, T> {
+    pub(crate) fn get(&self) -> &T {
+        self.0
     }
 }
 
-struct Job<'a> {
-    geometry: &'a Geometry,
-    spans: &'a [Span<'a>],
-    query: usize,
-    out: usize,
-    view: PoolView,
-    kernels: &'static Kernels,
-    tiles: &'a [Tile],
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-// SAFETY: the pointers are read-only (pool, query) or written at places that no two tiles share
-// (out); the caller keeps them alive during the run.
-unsafe impl Sync for Job<'_> {}
-
-impl Job<'_> {
-    fn part_floats(&self) -> usize {
-        MAX_QUERIES * (2 + self.geometry.head_dim)
-    }
-
-    /// Byte offset of query `column` of a tile in the queries and in the outputs.
-    fn offset(&self, tile: &Tile, column: usize) -> usize {
-        let group = self.geometry.heads / self.geometry.kv_heads;
-        let row = self.spans[tile.span].first_row + (tile.first + column) / group;
-        let head = tile.kv_head * group + (tile.first + column) % group;
-        let element = row * self.geometry.row_elements() + head * self.geometry.head_dim;
-        element * self.geometry.dtype.size()
-    }
-
-    /// Parts of some of the tile's blocks.
-    ///
-    /// # Safety
-    /// As for [`attend`]; `parts` must hold `part_floats` for each block.
-    unsafe fn compute(&self, tile: &Tile, blocks: std::ops::Range<usize>, parts: *mut f32) {
-        let dim = self.geometry.head_dim;
-        let span = &self.spans[tile.span];
-        let group = self.geometry.heads / self.geometry.kv_heads;
-        let mut queries = [0f32; MAX_QUERIES * MAX_HEAD_DIM];
-        let mut visible = [0i32; MAX_QUERIES];
-        let scale = self.geometry.scale * std::f32::consts::LOG2_E;
-        for (column, seen) in visible.iter_mut().enumerate().take(tile.count) {
-            *seen = (span.visible + (tile.first + column) / group) as i32;
-            let source = (self.query + self.offset(tile, column)) as *const c_void;
-            let target = queries[column * dim..].as_mut_ptr();
-            // SAFETY: the row is one of the span's, and the column fits `queries`.
-            unsafe { (self.kernels.widen)(source, self.view.dtype, dim as i64, scale, target) };
-        }
-        for (i, block) in blocks.enumerate() {
-            // SAFETY: the span's table covers every key that a query of the tile sees.
-            unsafe {
-                (self.kernels.attend_block)(
-                    &self.view,
-                    span.table.as_ptr(),
-                    tile.kv_head as i32,
-                    queries.as_ptr(),
-                    visible.as_ptr(),
-                    tile.count as i32,
-                    block as i32,
-                    parts.add(i * self.part_floats()),
-                );
-            }
+    fn geometry() -> Geometry {
+        Geometry {
+            heads: 6,
+            kv_heads: 2,
+            head_dim: 64,
+            block_tokens: 64,
+            blocks: 4,
+            block_bytes: 2 * 64 * 2 * 64 * 2,
+            k_offset: 0,
+            v_offset: 64 * 2 * 64 * 2,
+            dtype: Dtype::Bf16,
+            scale: 0.125,
         }
     }
 
-    /// Merges the tile's parts into the outputs.
-    ///
-    /// # Safety
-    /// As for [`attend`]; `parts` holds all the tile's parts.
-    unsafe fn finish(&self, tile: &Tile, parts: *const f32) {
-        let (dim, group) = (
-            self.geometry.head_dim,
-            self.geometry.heads / self.geometry.kv_heads,
-        );
-        for column in 0..tile.count {
-            // A query's last block may come before its tile's.
-            let visible = self.spans[tile.span].visible + (tile.first + column) / group;
-            let out = (self.out + self.offset(tile, column)) as *mut c_void;
-            // SAFETY: see above; each column has its own place in the outputs.
-            unsafe {
-                (self.kernels.merge_parts)(
-                    parts.add(column * (2 + dim)),
-                    self.part_floats() as i64,
-                    visible.div_ceil(KEY_BLOCK) as i32,
-                    dim as i32,
-                    self.view.dtype,
-                    out,
-                );
-            }
+    #[test]
+    fn shapes_that_leave_the_pool_are_refused() {
+        assert_eq!(geometry().check(), Ok(()));
+        let bad = [
+            Geometry { heads: 5, ..geometry() },
+            Geometry { kv_heads: 0, ..geometry() },
+            Geometry { head_dim: 72, ..geometry() },
+            Geometry { head_dim: 512, ..geometry() },
+            Geometry { block_tokens: 48, ..geometry() },
+            Geometry { v_offset: geometry().v_offset + 1, ..geometry() },
+            Geometry { k_offset: usize::MAX, ..geometry() },
+            Geometry { blocks: usize::MAX, ..geometry() },
+        ];
+        for (i, case) in bad.iter().enumerate() {
+            assert!(case.check().is_err(), "case {i}");
         }
     }
 
-    /// Few tiles, long contexts: the threads share out the blocks, then merge tile by tile.
-    ///
-    /// # Safety
-    /// As for [`attend`].
-    unsafe fn run_split(&self, units: usize, threads: &Pool, next: &AtomicUsize) -> Result<()> {
-        let mut parts = vec![0f32; units * self.part_floats()];
-        let base = parts.as_mut_ptr() as usize;
-        let part = |unit: usize| (base as *mut f32).wrapping_add(unit * self.part_floats());
-        let merged = AtomicUsize::new(0);
-        threads.run(|member: &Member<'_>| {
-            loop {
-                let unit = next.fetch_add(1, Relaxed);
-                if unit >= units {
-                    break;
-                }
-                let tile = &self.tiles[self.tiles.partition_point(|t| t.unit <= unit) - 1];
-                let block = unit - tile.unit;
-                // SAFETY: the caller's promise; each unit has its own part.
-                unsafe { self.compute(tile, block..block + 1, part(unit)) };
-            }
-            member.barrier();
-            while let Some(tile) = self.tiles.get(merged.fetch_add(1, Relaxed)) {
-                // SAFETY: the caller's promise; the barrier made all parts visible.
-                unsafe { self.finish(tile, part(tile.unit)) };
-            }
-        })
+    #[test]
+    fn spans_that_leave_the_table_are_refused() {
+        let table = [0, 3, 1];
+        let span = |visible, rows| Span { table: &table, first_row: 0, rows, visible };
+        assert_eq!(span(192, 1).check(&geometry()), Ok(()));
+        assert_eq!(span(100, 93).check(&geometry()), Ok(()));
+        assert!(span(193, 1).check(&geometry()).is_err());
+        assert!(span(100, 94).check(&geometry()).is_err());
+        assert!(span(0, 1).check(&geometry()).is_err());
+        assert!(span(usize::MAX, 2).check(&geometry()).is_err());
+        for entry in [4, -1] {
+            let table = [0, entry];
+            let span = Span { table: &table, first_row: 0, rows: 1, visible: 65 };
+            assert!(span.check(&geometry()).is_err());
+        }
     }
 }

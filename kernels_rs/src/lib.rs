@@ -15,12 +15,14 @@ pub mod attention;
 mod error;
 mod ffi;
 mod isa;
+mod memory;
 mod pool;
 #[cfg(feature = "python")]
 pub mod python;
 
 pub use error::{Error, Result};
 pub use isa::Isa;
+pub use memory::Buffer;
 pub use pool::{Member, Pool};
 
 /// Digest of the kernels' sources, compiler and flags.

@@ -10,7 +10,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering::*},
+        atomic::{AtomicBool, AtomicUsize, Ordering::*, fence},
     },
     thread::JoinHandle,
 };
@@ -20,18 +20,16 @@ use crate::{Error, Result};
 /// Spins before a waiter sleeps: about 50 µs with the pause instruction of a current CPU.
 const SPINS: usize = 1000;
 
-/// Blocks until `ready`: spins, then sleeps on the pair.
+/// Blocks until a condition holds: spins, then sleeps.
 struct Gate {
+    sleepers: AtomicUsize,
     lock: Mutex<()>,
     changed: Condvar,
 }
 
 impl Gate {
     fn new() -> Self {
-        Self {
-            lock: Mutex::new(()),
-            changed: Condvar::new(),
-        }
+        Self { sleepers: AtomicUsize::new(0), lock: Mutex::new(()), changed: Condvar::new() }
     }
 
     fn wait(&self, ready: impl Fn() -> bool) {
@@ -42,20 +40,22 @@ impl Gate {
             std::hint::spin_loop();
         }
         let mut guard = lock(&self.lock);
+        self.sleepers.fetch_add(1, SeqCst);
+        fence(SeqCst);
         while !ready() {
-            guard = self
-                .changed
-                .wait(guard)
-                .unwrap_or_else(PoisonError::into_inner);
+            guard = self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
+        self.sleepers.fetch_sub(1, SeqCst);
     }
 
-    /// Runs `change` so that no waiter misses it.
-    fn signal(&self, change: impl FnOnce()) {
-        let guard = lock(&self.lock);
-        change();
-        drop(guard);
-        self.changed.notify_all();
+    /// Call after the change that a waiter looks for. The fences pair: either the waiter sees the
+    /// change, or this sees the sleeper; so the usual wake-up costs no system call.
+    fn wake(&self) {
+        fence(SeqCst);
+        if self.sleepers.load(SeqCst) > 0 {
+            drop(lock(&self.lock));
+            self.changed.notify_all();
+        }
     }
 }
 
@@ -85,34 +85,28 @@ impl Shared {
         let generation = self.generation.load(Acquire);
         if self.arrived.fetch_add(1, AcqRel) + 1 == self.threads {
             self.arrived.store(0, Relaxed);
-            self.barrier
-                .signal(|| self.generation.store(generation + 1, Release));
+            self.generation.store(generation + 1, Release);
+            self.barrier.wake();
         } else {
             self.barrier.wait(|| {
                 self.generation.load(Acquire) != generation || self.poisoned.load(Acquire)
             });
         }
-        assert!(
-            !self.poisoned.load(Acquire),
-            "another member of the team panicked"
-        );
+        assert!(!self.poisoned.load(Acquire), "another member of the team panicked");
     }
 
     fn work(&self, index: usize, job: &Job<'_>) {
-        let member = Member {
-            shared: self,
-            index,
-        };
+        let member = Member { shared: self, index };
         if catch_unwind(AssertUnwindSafe(|| job(&member))).is_err() {
-            self.barrier.signal(|| self.poisoned.store(true, Release));
+            self.poisoned.store(true, Release);
+            self.barrier.wake();
         }
     }
 
     fn serve(&self, index: usize) {
         let mut seen = 0;
         loop {
-            self.start
-                .wait(|| self.epoch.load(Acquire) != seen || self.stop.load(Acquire));
+            self.start.wait(|| self.epoch.load(Acquire) != seen || self.stop.load(Acquire));
             if self.stop.load(Acquire) {
                 return;
             }
@@ -121,9 +115,8 @@ impl Shared {
             if let Some(job) = job {
                 self.work(index, job);
             }
-            self.done.signal(|| {
-                self.remaining.fetch_sub(1, AcqRel);
-            });
+            self.remaining.fetch_sub(1, AcqRel);
+            self.done.wake();
         }
     }
 }
@@ -136,6 +129,28 @@ pub struct Member<'a> {
 }
 
 impl Member<'_> {
+    /// Hands out [0, total) in pieces until `next` has passed it; every index goes to one member.
+    pub fn share(
+        &self,
+        next: &AtomicUsize,
+        total: usize,
+        piece: usize,
+        mut work: impl FnMut(std::ops::Range<usize>),
+    ) {
+        loop {
+            let from = next.fetch_add(piece, Relaxed);
+            if from >= total {
+                return;
+            }
+            work(from..total.min(from + piece));
+        }
+    }
+
+    /// Members of the team.
+    pub fn threads(&self) -> usize {
+        self.shared.threads
+    }
+
     /// Waits until every member has come here; what they wrote before is visible after.
     pub fn barrier(&self) {
         self.shared.barrier();
@@ -166,11 +181,7 @@ impl Pool {
             poisoned: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
-        let mut pool = Self {
-            shared,
-            workers: Vec::new(),
-            running: Mutex::new(()),
-        };
+        let mut pool = Self { shared, workers: Vec::new(), running: Mutex::new(()) };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let worker = std::thread::Builder::new()
@@ -201,26 +212,20 @@ impl Pool {
             let lasting = unsafe { std::mem::transmute::<&Job<'_>, &'static Job<'static>>(job) };
             *lock(&shared.job) = Some(lasting);
             shared.remaining.store(shared.threads - 1, Release);
-            shared.start.signal(|| {
-                shared.epoch.fetch_add(1, AcqRel);
-            });
+            shared.epoch.fetch_add(1, AcqRel);
+            shared.start.wake();
         }
         shared.work(0, job);
         shared.done.wait(|| shared.remaining.load(Acquire) == 0);
         *lock(&shared.job) = None;
-        if shared.poisoned.load(Acquire) {
-            Err(Error::Panicked)
-        } else {
-            Ok(())
-        }
+        if shared.poisoned.load(Acquire) { Err(Error::Panicked) } else { Ok(()) }
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared
-            .start
-            .signal(|| self.shared.stop.store(true, Release));
+        self.shared.stop.store(true, Release);
+        self.shared.start.wake();
         for worker in self.workers.drain(..) {
             // A worker that panicked has already poisoned the team; there is nothing to add.
             let _ = worker.join();

@@ -24,10 +24,7 @@ impl From<Error> for PyErr {
 static TEAMS: LazyLock<Mutex<HashMap<usize, Arc<Pool>>>> = LazyLock::new(Mutex::default);
 
 fn team(threads: usize) -> Result<Arc<Pool>, Error> {
-    require!(
-        (1..=256).contains(&threads),
-        "threads {threads} is not between 1 and 256"
-    );
+    require!((1..=256).contains(&threads), "threads {threads} is not between 1 and 256");
     let mut teams = TEAMS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(team) = teams.get(&threads) {
         return Ok(Arc::clone(team));
@@ -42,10 +39,7 @@ fn team(threads: usize) -> Result<Arc<Pool>, Error> {
 /// # Safety
 /// The address holds that many and outlives the slice.
 unsafe fn values<'a>(address: usize, count: usize) -> Result<&'a [i32], Error> {
-    require!(
-        address != 0 && address.is_multiple_of(4),
-        "an int32 array has no aligned address"
-    );
+    require!(address != 0 && address.is_multiple_of(4), "an int32 array has no aligned address");
     // SAFETY: the caller's promise.
     Ok(unsafe { std::slice::from_raw_parts(address as *const i32, count) })
 }
@@ -90,11 +84,7 @@ impl PagedAttention {
             scale,
         };
         geometry.check()?;
-        Ok(Self {
-            geometry,
-            isa: Isa::choose(isa)?,
-            team: team(threads)?,
-        })
+        Ok(Self { geometry, isa: Isa::choose(isa)?, team: team(threads)? })
     }
 
     /// What decides the bits: kernels and instruction set.
@@ -123,9 +113,7 @@ impl PagedAttention {
             return Ok(());
         }
         require_addresses(&[query, out, pool])?;
-        let entries = rows
-            .checked_mul(table_width)
-            .filter(|n| *n > 0 && *n <= 1 << 31);
+        let entries = rows.checked_mul(table_width).filter(|n| *n > 0 && *n <= 1 << 31);
         let Some(entries) = entries else {
             return Err(PyValueError::new_err("the tables are empty or too large"));
         };
@@ -168,12 +156,7 @@ impl PagedAttention {
         }
         // SAFETY: the caller's address holds `table_width` entries.
         let table = unsafe { values(table, table_width)? };
-        let span = Span {
-            table,
-            first_row: 0,
-            rows,
-            visible: start + 1,
-        };
+        let span = Span { table, first_row: 0, rows, visible: start + 1 };
         self.attend(py, &[span], query, out, pool, k_offset, v_offset)
     }
 }
@@ -190,11 +173,7 @@ impl PagedAttention {
         k_offset: usize,
         v_offset: usize,
     ) -> PyResult<()> {
-        let geometry = Geometry {
-            k_offset,
-            v_offset,
-            ..self.geometry
-        };
+        let geometry = Geometry { k_offset, v_offset, ..self.geometry };
         py.detach(|| {
             let (query, out) = (query as *const c_void, out as *mut c_void);
             // SAFETY: the caller's addresses hold what the documented shapes say.
