@@ -17,9 +17,7 @@ def weights_digest(folder: Path) -> str:
     """Hex digest over `config.json` and every safetensors file of the folder."""
     files = sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")])
     stats = [(file, file.stat()) for file in files]
-    stamp = "\n".join(
-        f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats
-    )
+    stamp = "\n".join(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats)
     entry = cache_dir() / "digests" / hashlib.sha256(stamp.encode()).hexdigest()
     if entry.is_file():
         return entry.read_text()

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import torch
-
 from mooncake_serve.errors import ModelNotFound, UnsupportedModel
 from mooncake_serve.models.cache import cached_folder, say
 
@@ -30,6 +28,7 @@ def converted_gguf(path: Path, dtype: str) -> Path:
 
 
 def _convert(path: Path, dtype: str, folder: Path) -> None:
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     say(f"converting {path.name} to {dtype}; this happens once")

@@ -41,7 +41,7 @@ def resolve_model(model: ModelConfig, *, weights: bool = True) -> Path:
 
 def _from_hub(model: ModelConfig, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = TOKENIZER_FILES + (WEIGHT_FILES if weights else [])
     try:

@@ -1,0 +1,43 @@
+"""From the application's configuration to a running engine."""
+
+from __future__ import annotations
+
+import torch
+
+from mooncake_serve.config import AppConfig
+from mooncake_serve.engine.core import EngineCore, EngineSettings
+from mooncake_serve.engine.protocol import Backend
+from mooncake_serve.engine.torch_backend import TorchBackend
+from mooncake_serve.engine.transfer import BlockStore
+from mooncake_serve.models import load_model, load_tokenizer
+
+
+def build_engine(config: AppConfig, store: BlockStore | None) -> EngineCore:
+    """Load the model and start the engine; seconds once the model is cached.
+
+    Raises ConfigError, ModelNotFound or UnsupportedModel.
+    """
+    tokenizer = load_tokenizer(config.model)
+    settings = EngineSettings(
+        name=config.model.served_name,
+        threads=config.engine.threads,
+        pool_bytes=config.engine.pool,
+        max_batch=config.engine.max_batch,
+        max_context=config.engine.max_context,
+        relaxed=config.engine.exactness == "relaxed",
+    )
+    return EngineCore(lambda: _make_backend(config), tokenizer.decode, settings, store)
+
+
+def choose_device(configured: str) -> str:
+    """`auto` takes the first CUDA device if there is one."""
+    if configured != "auto":
+        return configured
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _make_backend(config: AppConfig) -> Backend:
+    loaded = load_model(config.model, choose_device(config.engine.device))
+    return TorchBackend(
+        loaded, block_tokens=config.engine.block_tokens, threads=config.engine.threads
+    )

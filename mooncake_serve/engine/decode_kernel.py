@@ -1,0 +1,68 @@
+"""Decode attention by the native CPU kernel: all rows of a step in one call, exact per row.
+
+`torch` attends sequence by sequence, which costs a Python loop over rows in every layer; the
+kernel takes the whole batch and releases the GIL. It reads the pool in place through addresses,
+so every tensor it is given must be contiguous and stay alive during the call. Where the kernel
+cannot run the model's shapes (or there is no CPU), the caller keeps to `decode_torch`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from mooncake_serve.engine.paged_attention import PagedStep
+from mooncake_serve.engine.protocol import KVLayout
+
+
+class NativeDecode:
+    """A `DecodeKernel` over `_store.cpu.PagedAttention`."""
+
+    def __init__(self, layout: KVLayout, heads: int, threads: int) -> None:
+        """Raises ValueError when the kernel cannot run these shapes."""
+        self._layout = layout
+        self._heads = heads
+        self._threads = threads
+        self._plane_bytes = layout.block_bytes // layout.planes
+        self._kernels: dict[tuple[int, float], object] = {}
+        self.kernel_id = str(self._kernel(1, 1.0).numerics_id)
+
+    def _kernel(self, blocks: int, scale: float):
+        from mooncake_serve._store import cpu
+
+        kernel = self._kernels.get((blocks, scale))
+        if kernel is None:
+            layout = self._layout
+            kernel = cpu.PagedAttention(
+                heads=self._heads,
+                kv_heads=layout.kv_heads,
+                head_dim=layout.head_dim,
+                block_tokens=layout.block_tokens,
+                blocks=blocks,
+                block_bytes=layout.block_bytes,
+                dtype=layout.dtype,
+                scale=scale,
+                threads=self._threads,
+            )
+            self._kernels[(blocks, scale)] = kernel
+        return kernel
+
+    def __call__(
+        self, paged: PagedStep, layer: int, query: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Output of the query's shape `[rows, heads, head_dim]`."""
+        query = query.contiguous()
+        output = torch.empty_like(query)
+        tables = paged.past_int32
+        offset = 2 * layer * self._plane_bytes
+        self._kernel(paged.pool.shape[0], scale).decode(
+            query=query.data_ptr(),
+            out=output.data_ptr(),
+            pool=paged.pool.data_ptr(),
+            k_offset=offset,
+            v_offset=offset + self._plane_bytes,
+            tables=tables.data_ptr(),
+            table_width=tables.shape[1],
+            lengths=paged.lengths_int32.data_ptr(),
+            rows=query.shape[0],
+        )
+        return output
