@@ -1,0 +1,88 @@
+# Every target does its own set-up; the second run is quick. `make help` lists them.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := build/stamps
+RUST_MIN := 1.89
+RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock) $(shell find store_rs codec_rs kernels_rs policy_rs \
+  \( -name '*.rs' -o -name '*.h' -o -name '*.cc' -o -name Cargo.toml \) -not -path '*/target/*' 2>/dev/null)
+
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+export RAY_USAGE_STATS_ENABLED := 0
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test test-slow test-gpu check bench build format lint rust-test stubs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+demo: build model ## a long-context job on two replicas; EXIT=1 stops the server at the end
+	@$(BIN)/python -m mooncake_serve.demo $(if $(EXIT),--exit)
+
+serve: build model ## run the application on this machine until Ctrl-C
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/serve run deployments/app.yaml
+
+test: build model ## the whole test suite but for what takes minutes
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-slow: build model ## the tests that take minutes
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-gpu: build model ## engine and exactness tests on a CUDA device
+	@$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+
+check: lint rust-test test ## all that CI runs
+
+bench: build model ## the benchmarks behind the README's figures, into build/
+	@mkdir -p build
+	@for name in store engine; do \
+	  echo "bench $$name"; \
+	  $(BIN)/mooncake-serve bench $$name --json $(ARGS) > build/bench-$$name.json || exit 1; \
+	done
+
+build: $(STAMPS)/extension ## environment and Rust extension
+
+.PHONY: model
+model: build
+	@$(BIN)/python -m mooncake_serve.models smollm2-135m
+
+format: build ## rewrite sources in the project's format
+	@cargo fmt --all
+	@$(BIN)/ruff check -q --fix .
+	@$(BIN)/ruff format -q .
+
+lint: build ## formats, lints, types and stubs
+	cargo fmt --all --check
+	cargo clippy -q --workspace --all-targets -- -D warnings
+	cargo clippy -q -p mooncake_store --lib --features python -- -D warnings
+	$(BIN)/ruff check -q .
+	$(BIN)/ruff format -q --check .
+	$(BIN)/pyright
+
+rust-test: $(STAMPS)/rust ## unit and property tests of the Rust crates
+	cargo test -q --workspace
+
+clean: ## remove what the build made, but for .venv
+	rm -rf build target mooncake_serve/_store*.so
+
+$(STAMPS)/rust:
+	@command -v cargo >/dev/null || { echo "No cargo found: install Rust >= $(RUST_MIN), https://rustup.rs"; exit 1; }
+	@have=$$(rustc --version | cut -d' ' -f2); \
+	  [ "$$(printf '%s\n' $(RUST_MIN) $$have | sort -V | head -1)" = "$(RUST_MIN)" ] || \
+	  { echo "Rust $$have is too old: this project needs >= $(RUST_MIN); run 'rustup update stable'"; exit 1; }
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than 3.11: run 'make $(MAKECMDGOALS) PYTHON=python3.12'"; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
+	  { echo "cannot make a virtual environment: on Debian, 'apt install python3-venv'"; exit 1; }
+	@$(BIN)/python -m pip install -q --disable-pip-version-check 'maturin>=1.9.4,<2'
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/extension: pyproject.toml $(RUST_SOURCES) | $(STAMPS)/rust $(STAMPS)/venv
+	@echo "Building the Rust extension and installing Python packages (the first time downloads GBs, mostly torch)"
+	@VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop -q --release --extras serve,dev
+	@touch $@
