@@ -8,6 +8,8 @@ cannot run the model's shapes (or there is no CPU), the caller keeps to `decode_
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from mooncake_serve.engine.paged_attention import PagedStep
@@ -23,10 +25,10 @@ class NativeDecode:
         self._heads = heads
         self._threads = threads
         self._plane_bytes = layout.block_bytes // layout.planes
-        self._kernels: dict[tuple[int, float], object] = {}
+        self._kernels: dict[tuple[int, float], Any] = {}
         self.kernel_id = str(self._kernel(1, 1.0).numerics_id)
 
-    def _kernel(self, blocks: int, scale: float):
+    def _kernel(self, blocks: int, scale: float) -> Any:
         from mooncake_serve._store import cpu
 
         kernel = self._kernels.get((blocks, scale))

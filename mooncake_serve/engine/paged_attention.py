@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -110,7 +110,17 @@ class PagedCache(Cache):
         super().__init__(layers=[_PagedLayer(step, layer) for layer in range(layers)])
 
 
-def paged_attention(
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """One layer's attention inputs."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+
+
+def paged_attention(  # noqa: PLR0917 - transformers calls it so
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -122,13 +132,12 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention function of every layer; output `[rows, tokens, heads, head_dim]`."""
     assert paged is not None, "the model dropped the step on its way to attention"
-    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    layer = cast(int, module.layer_idx)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if not paged.prefill:
         return paged.decode(paged, layer, query[:, :, 0], scale).unsqueeze(1), None
-    if query.device.type == "cpu":
-        return _prefill_cpu(paged, layer, query, key, value, scale).transpose(1, 2), None
-    return _prefill_cuda(paged, layer, query, key, value, scale).transpose(1, 2), None
+    prefill = _prefill_cpu if query.device.type == "cpu" else _prefill_cuda
+    return prefill(paged, layer, _Inputs(query, key, value, scale)).transpose(1, 2), None
 
 
 def _gather(paged: PagedStep, layer: int, which: int) -> torch.Tensor:
@@ -137,36 +146,24 @@ def _gather(paged: PagedStep, layer: int, which: int) -> torch.Tensor:
     return plane.flatten(0, 1).transpose(0, 1).unsqueeze(0)
 
 
-def _prefill_cpu(
-    paged: PagedStep,
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    _, heads, tokens, dim = query.shape
-    kv_heads = key.shape[1]
-    group = heads // kv_heads
-    by_kv_head = query.reshape(kv_heads, group, tokens, dim)
-    shape = (kv_heads, group, tokens, dim)
-    chunk, chunk_lse = _flash_cpu(
-        by_kv_head,
-        key[0].unsqueeze(1).expand(shape),
-        value[0].unsqueeze(1).expand(shape),
-        scale,
-        causal=True,
-    )
+def _prefill_cpu(paged: PagedStep, layer: int, inputs: _Inputs) -> torch.Tensor:
+    _, heads, tokens, dim = inputs.query.shape
+    kv_heads = inputs.key.shape[1]
+    shape = (kv_heads, heads // kv_heads, tokens, dim)
+    query, scale = inputs.query.reshape(shape), inputs.scale
+    keys = inputs.key[0].unsqueeze(1).expand(shape)
+    values = inputs.value[0].unsqueeze(1).expand(shape)
+    chunk, chunk_lse = _flash_cpu(query, keys, values, scale, causal=True)
+    chunk = chunk.reshape(1, heads, tokens, dim)
     if paged.past.numel() == 0:
-        return chunk.reshape(1, heads, tokens, dim)
-    packed = by_kv_head.reshape(1, kv_heads, group * tokens, dim)
-    past, past_lse = _flash_cpu(
-        packed, _gather(paged, layer, 0), _gather(paged, layer, 1), scale, causal=False
-    )
-    weight = torch.sigmoid(past_lse.reshape(1, heads, tokens) - chunk_lse.reshape(1, heads, tokens))
-    chunk, past = chunk.reshape(1, heads, tokens, dim), past.reshape(1, heads, tokens, dim)
+        return chunk
+    packed = query.reshape(1, kv_heads, -1, dim)
+    keys, values = _gather(paged, layer, 0), _gather(paged, layer, 1)
+    past, past_lse = _flash_cpu(packed, keys, values, scale, causal=False)
+    past = past.reshape(1, heads, tokens, dim)
+    weight = torch.sigmoid(past_lse.reshape(1, heads, -1) - chunk_lse.reshape(1, heads, -1))
     merged = torch.lerp(chunk.float(), past.float(), weight.unsqueeze(-1))
-    return merged.to(query.dtype)
+    return merged.to(inputs.query.dtype)
 
 
 def _flash_cpu(
@@ -178,24 +175,17 @@ def _flash_cpu(
     )
 
 
-def _prefill_cuda(
-    paged: PagedStep,
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
-    keys, values = key, value
+def _prefill_cuda(paged: PagedStep, layer: int, inputs: _Inputs) -> torch.Tensor:
+    keys, values = inputs.key, inputs.value
     if paged.past.numel():
-        keys = torch.cat([_gather(paged, layer, 0), key], dim=2)
-        values = torch.cat([_gather(paged, layer, 1), value], dim=2)
-    return F.scaled_dot_product_attention(
-        query,
+        keys = torch.cat([_gather(paged, layer, 0), keys], dim=2)
+        values = torch.cat([_gather(paged, layer, 1), values], dim=2)
+    return scaled_dot_product_attention(
+        inputs.query,
         keys,
         values,
-        attn_mask=causal_lower_right(query.shape[2], keys.shape[2]),
-        scale=scale,
+        attn_mask=causal_lower_right(inputs.query.shape[2], keys.shape[2]),
+        scale=inputs.scale,
         enable_gqa=True,
     )
 
@@ -206,7 +196,7 @@ def decode_torch(paged: PagedStep, layer: int, query: torch.Tensor, scale: float
     A row's bits depend on its own length and table only: each row attends to whole blocks, with
     the positions after its end masked.
     """
-    rows, heads, dim = query.shape
+    _, heads, dim = query.shape
     kv_heads = paged.pool.shape[4]
     output = torch.empty_like(query)
     for count, members in paged.groups:
@@ -217,7 +207,7 @@ def decode_torch(paged: PagedStep, layer: int, query: torch.Tensor, scale: float
         packed = query.index_select(0, members).view(-1, kv_heads, heads // kv_heads, dim)
         positions = torch.arange(shape[1], device=query.device)
         inside = positions < paged.lengths.index_select(0, members).unsqueeze(1)
-        attended = F.scaled_dot_product_attention(
+        attended = scaled_dot_product_attention(
             packed, keys, values, attn_mask=inside[:, None, None, :], scale=scale
         )
         output.index_copy_(0, members, attended.reshape(-1, heads, dim))

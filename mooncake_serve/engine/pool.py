@@ -102,7 +102,8 @@ class BlockPool:
             self.retain(entry.block)
             self.release(block)
             return entry.block
-        assert self._references[block] > 0 and block not in self._keys
+        assert self._references[block] > 0, "only a block in use gets a key"
+        assert block not in self._keys, "a block has one key"
         if parent is not None:
             self._entries[parent].children += 1
         self._entries[key] = _Entry(block, parent)
@@ -127,11 +128,12 @@ class BlockPool:
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is free twice"
         used = {block for block, count in enumerate(self._references) if count > 0}
-        assert not free & cached and not free & used and not cached & used
+        assert len(free) + len(cached) + len(used) == self.blocks, "a block is in two states"
         assert free | cached | used == set(range(self.blocks)), "a block is lost"
         assert all(count >= 0 for count in self._references)
         assert {entry.block: key for key, entry in self._entries.items()} == self._keys
-        assert cached <= self._keys.keys() and not free & self._keys.keys()
+        assert cached <= self._keys.keys(), "a cached block has no key"
+        assert not free & self._keys.keys(), "a free block has a key"
         children = dict.fromkeys(self._entries, 0)
         for entry in self._entries.values():
             if entry.parent is not None:

