@@ -1,0 +1,251 @@
+"""What the sync and the async client share: requests, answers, errors and when to try again.
+
+Nothing here does I/O. A call is a `Call`; `raise_for_error` turns an error response into the error
+tree; `Assembly` folds the chunks of a stream into a `Completion`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import tenacity
+
+from mooncake_serve.client.types import Chunk, Completion, TokenUsage
+from mooncake_serve.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_RETRIES = 3
+RETRY_AFTER_MAX_S = 60.0
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request of ours."""
+
+    method: str
+    path: str
+    body: dict[str, Any] | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def base_url(url: str | None) -> str:
+    """The server's address: the argument, `MOONCAKE_URL`, or this machine's port 8000."""
+    return (url or os.environ.get("MOONCAKE_URL") or DEFAULT_URL).rstrip("/")
+
+
+def auth_headers(api_key: str | None) -> dict[str, str]:
+    """Headers of every call; the key comes from the argument or `MOONCAKE_API_KEY`."""
+    key = api_key or os.environ.get("MOONCAKE_API_KEY")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def chat_call(
+    messages: Sequence[Message] | str,
+    model: str | None,
+    options: Mapping[str, Any],
+    *,
+    stream: bool,
+    explain: bool = False,
+    replica: int | None = None,
+) -> Call:
+    """A chat completion. A plain string is one user message."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    body = {"messages": [dict(message) for message in messages], **options}
+    return _generation("/v1/chat/completions", body, model, stream, explain, replica)
+
+
+def completion_call(
+    prompt: str | Sequence[int],
+    model: str | None,
+    options: Mapping[str, Any],
+    *,
+    stream: bool,
+    explain: bool = False,
+    replica: int | None = None,
+) -> Call:
+    """A text completion of a string or of token ids."""
+    body = {"prompt": prompt if isinstance(prompt, str) else list(prompt), **options}
+    return _generation("/v1/completions", body, model, stream, explain, replica)
+
+
+def _generation(
+    path: str,
+    body: dict[str, Any],
+    model: str | None,
+    stream: bool,
+    explain: bool,
+    replica: int | None,
+) -> Call:
+    body["model"] = model
+    if stream:
+        body["stream"] = True
+        body["stream_options"] = {"include_usage": True}
+    headers = {}
+    if explain:
+        headers["x-mooncake-explain"] = "1"
+    if replica is not None:
+        headers["x-mooncake-replica"] = str(replica)
+    return Call("POST", path, body, headers)
+
+
+def completion_from(payload: dict[str, Any], headers: httpx.Headers) -> Completion:
+    """The answer in a response that was not streamed."""
+    choice = payload["choices"][0]
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    return Completion(
+        text=text or "",
+        finish_reason=choice["finish_reason"],
+        usage=usage_from(payload.get("usage")),
+        model=payload["model"],
+        request_id=headers.get("x-request-id", payload["id"]),
+        replica=replica_from(headers),
+        raw=payload,
+    )
+
+
+def usage_from(usage: dict[str, Any] | None) -> TokenUsage:
+    """Token counts, or zeros when the server sent none."""
+    if not usage:
+        return TokenUsage()
+    details = usage.get("prompt_tokens_details") or {}
+    return TokenUsage(
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
+        cached_tokens=details.get("cached_tokens", 0),
+    )
+
+
+def replica_from(headers: httpx.Headers) -> str | None:
+    """The replica named in `x-mooncake-route`, a JSON object."""
+    route = headers.get("x-mooncake-route")
+    return str(json.loads(route)["replica"]) if route else None
+
+
+class Assembly:
+    """Folds the events of one stream into chunks and, at the end, a `Completion`."""
+
+    def __init__(self, headers: httpx.Headers, started: float) -> None:
+        self._headers = headers
+        self._started = started
+        self._text: list[str] = []
+        self._last: dict[str, Any] = {}
+        self._usage: dict[str, Any] | None = None
+        self._finish_reason: str | None = None
+        self._ttft_s: float | None = None
+
+    def feed(self, data: str) -> Chunk | None:
+        """The chunk in one event's data, or None for an event without text."""
+        event = json.loads(data)
+        if "error" in event:
+            raise error_from(event["error"], status=500, headers=self._headers)
+        self._last = event
+        self._usage = event.get("usage") or self._usage
+        if not event["choices"]:
+            return None
+        choice = event["choices"][0]
+        text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
+        if text and self._ttft_s is None:
+            self._ttft_s = time.perf_counter() - self._started
+        self._text.append(text or "")
+        self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        if not text and choice.get("finish_reason") is None:
+            return None
+        return Chunk(text or "", choice.get("finish_reason"), event)
+
+    def completion(self) -> Completion:
+        """The whole answer; raises APIConnectionError when the stream ended before its time."""
+        request_id = self._headers.get("x-request-id", "")
+        if self._finish_reason is None:
+            raise APIConnectionError(
+                "the stream ended before the answer did; send the request again",
+                request_id=request_id,
+            )
+        return Completion(
+            text="".join(self._text),
+            finish_reason=self._finish_reason,
+            usage=usage_from(self._usage),
+            model=self._last.get("model", ""),
+            request_id=request_id,
+            ttft_s=self._ttft_s,
+            replica=replica_from(self._headers),
+            raw=self._last,
+        )
+
+
+def raise_for_error(response: httpx.Response) -> None:
+    """Raise APIStatusError for an error status. The body must have been read."""
+    if response.is_success:
+        return
+    try:
+        error = response.json()["error"]
+        if not isinstance(error, dict):
+            raise TypeError
+    except (ValueError, KeyError, TypeError):
+        text = response.text.strip()[:500] or response.reason_phrase
+        error = {"message": text}
+    raise error_from(error, status=response.status_code, headers=response.headers)
+
+
+def error_from(error: dict[str, Any], *, status: int, headers: httpx.Headers) -> APIStatusError:
+    """The error of OpenAI's envelope."""
+    return APIStatusError(
+        error.get("message") or "the server gave no reason",
+        status=status,
+        type=error.get("type"),
+        param=error.get("param"),
+        code=error.get("code"),
+        request_id=headers.get("x-request-id"),
+        retry_after_s=_seconds(headers.get("retry-after")),
+    )
+
+
+def connection_error(err: httpx.TransportError, url: str) -> APIConnectionError:
+    """The transport's failure as ours."""
+    if isinstance(err, httpx.TimeoutException):
+        return APITimeoutError(f"no answer from {url} in time; raise `timeout_s`, or ask for less")
+    detail = str(err) or type(err).__name__
+    return APIConnectionError(f"cannot reach {url}: {detail}; is `make serve` running there?")
+
+
+def retry_options(attempts: int) -> dict[str, Any]:
+    """Settings for tenacity: which errors to retry, how long to wait, when to stop."""
+    return {
+        "retry": tenacity.retry_if_exception(_worth_retrying),
+        "wait": _wait,
+        "stop": tenacity.stop_after_attempt(attempts + 1),
+        "reraise": True,
+    }
+
+
+def _worth_retrying(err: BaseException) -> bool:
+    # A timeout may have cost the server minutes already: asking again would double the load.
+    return isinstance(err, APIError) and err.retry and not isinstance(err, APITimeoutError)
+
+
+_BACKOFF = tenacity.wait_random_exponential(multiplier=0.5, max=20)
+
+
+def _wait(state: tenacity.RetryCallState) -> float:
+    """Retry-After plus jitter where the server named it, exponential with jitter elsewhere."""
+    err = state.outcome.exception() if state.outcome else None
+    jittered = _BACKOFF(state)
+    if isinstance(err, APIStatusError) and err.retry_after_s is not None:
+        return min(err.retry_after_s, RETRY_AFTER_MAX_S) + min(jittered, 1.0)
+    return jittered
+
+
+def _seconds(value: str | None) -> float | None:
+    try:
+        return max(0.0, float(value)) if value else None
+    except ValueError:
+        return None
