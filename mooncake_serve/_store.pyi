@@ -1,0 +1,208 @@
+"""The Rust extension: the store's server and client, and block keys.
+
+Every call that may wait or copy releases the GIL and honours `timeout_s`; none hangs. Failures
+are `StoreUnavailable`, `StoreTimeout`, `StoreRefused`, `StoreProtocolError` and `ConfigError` of
+`mooncake_serve.errors`; wrong arguments are `ValueError`, `TypeError` or `BufferError`. A missing
+or corrupt block is never an error. Keys are the 32 bytes that `block_keys` returns.
+"""
+
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, Self, final
+
+from typing_extensions import Buffer
+
+from mooncake_serve._store import cpu as cpu
+
+def block_keys(
+    namespace: str,
+    tenant_salt: bytes,
+    token_ids: Sequence[int] | Buffer,
+    block_tokens: int,
+) -> list[bytes]:
+    """Chained BLAKE3 keys of the ⌊len/block_tokens⌋ full blocks, in order.
+
+    A key names its block and everything before it. The same in every process and on every
+    machine. `token_ids` may be a buffer of uint32, int32 or int64.
+    """
+
+def tenant_salt(cluster_secret: bytes, tenant: str) -> bytes:
+    """32 bytes that root a tenant's keys: keyed BLAKE3 of its name under the cluster's secret."""
+
+@final
+class BlockShape:
+    """A block: `planes` independent planes of `tokens` × `channels` elements, contiguous.
+
+    `dtype` is opaque, bfloat16, float16, float32, float8_e4m3fn or float8_e5m2. At most 65536
+    planes and 4 GiB.
+    """
+
+    def __new__(cls, dtype: str, planes: int, tokens: int, channels: int) -> Self: ...
+    @staticmethod
+    def opaque(nbytes: int) -> BlockShape:
+        """Bytes without structure."""
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def planes(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Lease:
+    """The right to read one block in place: a read-only buffer, valid until `release`.
+
+    The bytes are unverified until `verify()`. The store never reuses them while the lease holds,
+    even if it dies meanwhile. Ends at `release()`, at the end of `with`, or with the object.
+    """
+
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def verify(self) -> bool:
+        """True if every byte matches its checksum. If not, the store drops the block."""
+    def release(self) -> None:
+        """End the lease; again is harmless. Raises BufferError while views of it exist."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+@final
+class StoreServer:
+    """A store inside this process, on Rust threads that never need the GIL.
+
+    `dram_bytes` caps arena, put buffers and index together. `ingest_bytes_max` is the largest put
+    buffer of one client, `ingest_bytes_total` that of all (None: an eighth of the memory, or more in a
+    small store). `index_bytes` bounds the number of blocks at 128 bytes each (None: 1/64 of the
+    memory). A client that puts takes two of `max_sessions`.
+    """
+
+    def __new__(
+        cls,
+        *,
+        socket: str | PathLike[str],
+        dram_bytes: int,
+        ingest_bytes_max: int = 67108864,
+        max_sessions: int = 128,
+        ingest_bytes_total: int | None = None,
+        index_bytes: int | None = None,
+        max_leases: int = 65536,
+    ) -> Self: ...
+    def start(self) -> None:
+        """Reserve memory, take the socket, serve; nothing if it runs already.
+
+        Raises ConfigError naming the field: memory that the machine or its cgroup does not have, a
+        socket that another store serves, a directory open to other users.
+        """
+    def stop(self, drain: bool = False) -> None:
+        """Stop; with `drain`, requests that have arrived are answered first."""
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges by name; `tenants` maps a name to its bytes and blocks."""
+    @property
+    def epoch(self) -> int:
+        """Differs at every start."""
+    @property
+    def pid(self) -> int: ...
+    @property
+    def socket(self) -> Any:
+        """Path of the socket."""
+    @property
+    def is_running(self) -> bool:
+        """False before start, after stop, and after a broken invariant."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+@final
+class StoreClient:
+    """A blocking, thread-safe client of the node's store.
+
+    Each call returns or raises within `timeout_s` (default: that of `connect`). After a timeout or a
+    broken connection every call raises StoreUnavailable: connect anew. `tenant` is for accounting.
+    """
+
+    @staticmethod
+    def connect(
+        socket: str | PathLike[str],
+        *,
+        ingest_bytes: int = 67108864,
+        timeout_s: float = 5.0,
+    ) -> StoreClient:
+        """Attach to the store at `socket`; `ingest_bytes` is the put buffer to ask for."""
+    def match(
+        self, keys: Iterable[bytes], tenant: str = "", *, timeout_s: float | None = None
+    ) -> int:
+        """How many of `keys`, from the first, are present."""
+    def lease(
+        self, keys: Iterable[bytes], tenant: str = "", *, timeout_s: float | None = None
+    ) -> list[Lease | None]:
+        """Lease blocks in place; None stands for one that is absent."""
+    def read_into(
+        self,
+        keys: Iterable[bytes],
+        buffers: Iterable[Buffer],
+        tenant: str = "",
+        *,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Copy the leading present blocks into writable buffers, verified; how many were.
+
+        Stops at the first that is absent, corrupt, or of another size than its buffer; buffers from
+        there on hold garbage. A corrupt block is dropped from the store.
+        """
+    def put(
+        self,
+        keys: Iterable[bytes],
+        parents: Iterable[bytes | None],
+        buffers: Iterable[Buffer],
+        shape: BlockShape,
+        tenant: str = "",
+        *,
+        timeout_s: float | None = None,
+    ) -> list[str]:
+        """Store blocks; for each "stored", "present" or "refused: <reason>".
+
+        A parent is the key before it in the chain, None for the first block. What is stored or
+        present can be read as soon as this returns.
+        """
+    def evict(self, keys: Iterable[bytes], *, timeout_s: float | None = None) -> int:
+        """Drop blocks; how many were present. Leases of them stay valid."""
+    def stats(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """Counters and gauges of the store by name."""
+    def ping(self, *, timeout_s: float | None = None) -> None:
+        """Return if the store answers."""
+    @property
+    def server_pid(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    def close(self) -> None:
+        """Let go of the store; leases stay valid until they are released."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+        /,
+    ) -> None: ...

@@ -1,0 +1,212 @@
+//! The blocking client: match, lease, read, put, each with a deadline.
+//!
+//! Owns two sessions: one for everything that reads, and, from the first put on, one with the put
+//! buffer, so that a lookup never waits behind a copy. Thread-safe. A failed session stays failed
+//! (`Unavailable`); whoever wants to go on connects anew. A missing or corrupt block is never an
+//! error, only a shorter answer.
+
+mod connection;
+mod deadline;
+mod lease;
+mod put;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::arena::ArenaView;
+use crate::error::{Error, Result};
+use crate::key::Key;
+use crate::wire::{LeaseEntry, MAX_ITEMS, MAX_TENANT, Reply, Request, StatsReply};
+use connection::{Connection, unexpected};
+pub use deadline::Deadline;
+pub use lease::Lease;
+pub use put::PutBlock;
+use put::Writer;
+
+/// A connected client.
+pub struct Client {
+    reader: Arc<Connection>,
+    arena: Arc<ArenaView>,
+    writer: Writer,
+    epoch: u64,
+    server_pid: u32,
+}
+
+impl Client {
+    /// Connect to the store at `path`. A put buffer of up to `ingest_bytes` is asked for at the
+    /// first put.
+    pub fn connect(path: &Path, ingest_bytes: u64, timeout: Duration) -> Result<Self> {
+        let deadline = Deadline::after(timeout);
+        let (reader, welcome) = Connection::open(path, 0, deadline)?;
+        let fd = welcome.fds.into_iter().next();
+        let fd = fd.ok_or_else(|| Error::protocol("the store passed no arena"))?;
+        let arena = Arc::new(ArenaView::open(fd, welcome.arena_bytes)?);
+        let writer = Writer::new(PathBuf::from(path), ingest_bytes, welcome.epoch);
+        Ok(Self {
+            reader: Arc::new(reader),
+            arena,
+            writer,
+            epoch: welcome.epoch,
+            server_pid: welcome.pid,
+        })
+    }
+
+    /// Differs at every start of a store.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The store's process.
+    pub fn server_pid(&self) -> u32 {
+        self.server_pid
+    }
+
+    /// Whether this process was forked from the one that connected.
+    pub fn is_forked(&self) -> bool {
+        self.reader.is_forked()
+    }
+
+    /// How many of `keys`, from the first, are present.
+    pub fn match_prefix(&self, keys: &[Key], tenant: &str, deadline: Deadline) -> Result<usize> {
+        check_tenant(tenant)?;
+        let mut matched = 0;
+        for keys in keys.chunks(MAX_ITEMS) {
+            let request = Request::Match { tenant, keys };
+            let run = self.reader.call(&request, deadline, count)?;
+            matched += run;
+            if run < keys.len() {
+                break;
+            }
+        }
+        Ok(matched)
+    }
+
+    /// Lease every present block of `keys`; None stands for an absent one.
+    pub fn lease(
+        &self,
+        keys: &[Key],
+        tenant: &str,
+        deadline: Deadline,
+    ) -> Result<Vec<Option<Lease>>> {
+        let mut leases = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(MAX_ITEMS) {
+            leases.extend(self.lease_some(keys, tenant, false, deadline)?);
+        }
+        Ok(leases)
+    }
+
+    /// Copy the leading present blocks into `buffers`, each verified; how many were.
+    ///
+    /// Stops at the first that is absent, corrupt or not of its buffer's size, or when the deadline
+    /// passes while copying.
+    pub fn read_into(
+        &self,
+        keys: &[Key],
+        buffers: &mut [&mut [u8]],
+        tenant: &str,
+        deadline: Deadline,
+    ) -> Result<usize> {
+        assert_eq!(keys.len(), buffers.len(), "one buffer per key");
+        let mut read = 0;
+        for (keys, buffers) in keys.chunks(MAX_ITEMS).zip(buffers.chunks_mut(MAX_ITEMS)) {
+            let leases: Vec<Lease> =
+                self.lease_some(keys, tenant, true, deadline)?.into_iter().flatten().collect();
+            let copied = copy_leading(&leases, buffers, deadline);
+            Lease::end_all(leases);
+            read += copied;
+            if copied < keys.len() {
+                break;
+            }
+        }
+        Ok(read)
+    }
+
+    /// Store blocks; what became of each.
+    pub fn put(
+        &self,
+        blocks: &[PutBlock<'_>],
+        shape: crate::wire::BlockShape,
+        tenant: &str,
+        deadline: Deadline,
+    ) -> Result<Vec<crate::wire::PutStatus>> {
+        check_tenant(tenant)?;
+        if self.is_forked() {
+            return Err(Error::unavailable("connected before a fork; connect again in the child"));
+        }
+        self.writer.put(blocks, shape, tenant, deadline)
+    }
+
+    /// Drop blocks; how many were present.
+    pub fn evict(&self, keys: &[Key], deadline: Deadline) -> Result<usize> {
+        let chunks = keys.chunks(MAX_ITEMS);
+        chunks.map(|keys| self.reader.call(&Request::Evict { keys }, deadline, count)).sum()
+    }
+
+    /// Counters of the store.
+    pub fn stats(&self, deadline: Deadline) -> Result<StatsReply> {
+        self.reader.call(&Request::Stats, deadline, |reply| match reply {
+            Reply::Stats(stats) => Ok(stats),
+            other => Err(unexpected(&other)),
+        })
+    }
+
+    /// Returns if the store answers.
+    pub fn ping(&self, deadline: Deadline) -> Result<()> {
+        self.reader.call(&Request::Ping, deadline, |reply| match reply {
+            Reply::Pong => Ok(()),
+            other => Err(unexpected(&other)),
+        })
+    }
+
+    fn lease_some(
+        &self,
+        keys: &[Key],
+        tenant: &str,
+        prefix: bool,
+        deadline: Deadline,
+    ) -> Result<Vec<Option<Lease>>> {
+        check_tenant(tenant)?;
+        let request = Request::Lease { tenant, keys, prefix };
+        self.reader.call(&request, deadline, |reply| {
+            let Reply::Leases(entries) = reply else { return Err(unexpected(&reply)) };
+            let fits = entries.len() == keys.len() || (prefix && entries.len() < keys.len());
+            let entries = entries.iter().map(LeaseEntry::decode);
+            if !fits || !entries.clone().all(|entry| self.arena.contains(entry.offset, entry.len)) {
+                return Err(Error::protocol("the store leased bytes outside its arena"));
+            }
+            let lease = |entry: LeaseEntry| {
+                let (connection, arena) = (Arc::clone(&self.reader), Arc::clone(&self.arena));
+                (entry.len > 0).then(|| Lease::new(connection, arena, entry))
+            };
+            Ok(entries.map(lease).collect())
+        })
+    }
+}
+
+/// Copy leases into buffers until one is corrupt or of another size, or time is up; how many went.
+fn copy_leading(leases: &[Lease], buffers: &mut [&mut [u8]], deadline: Deadline) -> usize {
+    let mut copied = 0;
+    for (lease, buffer) in leases.iter().zip(buffers) {
+        let fits = lease.raw_bytes() == Ok(buffer.len());
+        if !fits || deadline.passed() || lease.read_into(buffer).is_err() {
+            break;
+        }
+        copied += 1;
+    }
+    copied
+}
+
+fn count(reply: Reply<'_>) -> Result<usize> {
+    match reply {
+        Reply::Count(count) => Ok(count as usize),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn check_tenant(tenant: &str) -> Result<()> {
+    if tenant.len() <= MAX_TENANT {
+        return Ok(());
+    }
+    Err(Error::refused(format!("a tenant id has at most {MAX_TENANT} bytes")))
+}

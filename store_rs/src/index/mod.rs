@@ -1,0 +1,381 @@
+//! The index: which blocks exist, where their bytes are, who reads them, and what to evict.
+//!
+//! Owns the key tree, the extents and every lease. It is a pure state machine: no fds, no clock, no
+//! threads; time is an argument. Two kinds of records:
+//!
+//! - a **node** is a key in the tree. It has a body while the block's bytes are here; a node without
+//!   a body stays only while it has children, so that a dropped parent, once put again, finds them.
+//! - a **body** is an extent: *reserved* (a put is copying into it, invisible), then *resident*,
+//!   *leased* while a session reads it, *quarantined* while its only readers are sessions that broke
+//!   the protocol. A body whose node let go of it (evicted, corrupt) lives until its last lease ends.
+//!
+//! Invariants, asserted in production after every change: `free + reserved + resident + leased +
+//! quarantined = capacity`; leased bytes are never reused; eviction takes leaves only. A broken
+//! invariant panics: the store must not serve bytes it cannot account for.
+
+mod evict;
+mod leases;
+mod policy;
+mod stats;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use hashbrown::HashTable;
+
+use crate::alloc::{Allocator, ExtentId};
+use crate::key::Key;
+use leases::Leases;
+pub use leases::Token;
+pub use policy::{EvictionPolicy, Lru};
+pub use stats::{Bytes, Counters, Snapshot, TenantUse};
+use stats::{Category, Tenants};
+
+/// Microseconds since the store started.
+pub type Tick = u64;
+/// Names a node until it is removed; ids are reused.
+pub type NodeId = u32;
+/// Names a session; never reused.
+pub type SessionId = u64;
+
+const NONE: u32 = u32::MAX;
+
+/// Limits that bound the index whatever clients do.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Nodes the index may hold; the oldest leaf goes when one more is needed.
+    pub max_blocks: usize,
+    /// Leases one session may hold at once.
+    pub max_leases: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Node {
+    key: Key,
+    last_used: Tick,
+    parent: NodeId,
+    children: u32,
+    body: ExtentId,
+    tenant: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Body {
+    node: NodeId,
+    len: u32,
+    raw: u32,
+    leases: u32,
+    zombies: u32,
+}
+
+/// A leased block: `len` bytes at `offset` of the arena, until `token` is released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leased {
+    /// Releases the lease, once.
+    pub token: Token,
+    /// Where in the arena.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u32,
+}
+
+/// Why a put was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Larger than the arena.
+    TooLarge,
+    /// Everything that could make room is being read or written.
+    Full,
+    /// Its parent is not in the store, so no match could reach it.
+    ParentAbsent,
+}
+
+/// What `reserve` found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reserve {
+    /// The block is resident already.
+    Present,
+    /// Another put of the same key is copying right now.
+    Pending,
+    /// Write the block at `offset`, then `publish` or `abort` the extent.
+    Granted(ExtentId, u64),
+    /// Not stored.
+    Refused(Refusal),
+}
+
+/// The state machine. One per store, behind the server's lock.
+pub struct Index {
+    alloc: Allocator,
+    table: HashTable<NodeId>,
+    nodes: Vec<Node>,
+    spare: Vec<NodeId>,
+    bodies: Vec<Body>,
+    sessions: HashMap<SessionId, Leases>,
+    next_session: SessionId,
+    policy: Box<dyn EvictionPolicy>,
+    limits: Limits,
+    bytes: Bytes,
+    logical: u64,
+    counters: Counters,
+    tenants: Tenants,
+}
+
+fn hash(key: &Key) -> u64 {
+    let mut head = [0; 8];
+    head.copy_from_slice(&key[..8]);
+    u64::from_le_bytes(head)
+}
+
+impl Index {
+    /// An empty index over an arena of `capacity` bytes.
+    pub fn new(capacity: u64, limits: Limits, policy: Box<dyn EvictionPolicy>) -> Self {
+        Self {
+            alloc: Allocator::new(capacity),
+            table: HashTable::new(),
+            nodes: Vec::new(),
+            spare: Vec::new(),
+            bodies: Vec::new(),
+            sessions: HashMap::new(),
+            next_session: 1,
+            policy,
+            limits,
+            bytes: Bytes::default(),
+            logical: 0,
+            counters: Counters::default(),
+            tenants: Tenants::default(),
+        }
+    }
+
+    /// How many of `keys`, from the first, are resident. Counts as a use of each.
+    pub fn match_prefix(&mut self, keys: &[Key], now: Tick) -> usize {
+        let mut matched = 0;
+        for key in keys {
+            let Some(node) = self.find(key).filter(|&node| self.readable(node)) else { break };
+            self.nodes[node as usize].last_used = now;
+            matched += 1;
+        }
+        self.counters.match_calls += 1;
+        self.counters.matched_blocks += matched as u64;
+        matched
+    }
+
+    /// A new session, holding nothing.
+    pub fn open_session(&mut self) -> SessionId {
+        let id = self.next_session;
+        self.next_session += 1;
+        self.counters.sessions_opened += 1;
+        self.sessions.insert(id, Leases::default());
+        id
+    }
+
+    /// Leases `session` may still take.
+    pub fn lease_room(&self, session: SessionId) -> usize {
+        self.sessions.get(&session).map_or(0, |held| self.limits.max_leases - held.len())
+    }
+
+    /// Lease one block for `session`; None if it is absent or the session is at its limit.
+    pub fn lease(&mut self, session: SessionId, key: &Key, now: Tick) -> Option<Leased> {
+        let node = self.find(key).filter(|&node| self.readable(node));
+        let Some(node) = node else {
+            self.counters.lease_misses += 1;
+            return None;
+        };
+        let held = self.sessions.get_mut(&session)?;
+        if held.quarantined || held.len() >= self.limits.max_leases {
+            return None;
+        }
+        let extent = self.nodes[node as usize].body;
+        let token = held.add(extent);
+        self.nodes[node as usize].last_used = now;
+        self.change(extent, |body| body.leases += 1);
+        self.counters.lease_hits += 1;
+        self.assert_accounted();
+        let len = self.bodies[extent as usize].len;
+        Some(Leased { token, offset: self.alloc.offset(extent), len })
+    }
+
+    /// End one lease. False if `session` holds no such lease; then nothing changes.
+    pub fn release(&mut self, session: SessionId, token: Token) -> bool {
+        let extent = self.sessions.get_mut(&session).and_then(|held| held.remove(token));
+        let Some(extent) = extent else {
+            self.counters.invalid_releases += 1;
+            return false;
+        };
+        self.drop_lease(extent, false);
+        self.assert_accounted();
+        true
+    }
+
+    /// The holder of `token` read wrong bytes: drop the block, so that it is a miss from now on.
+    pub fn report_corrupt(&mut self, session: SessionId, token: Token) -> bool {
+        let extent = self.sessions.get(&session).and_then(|held| held.get(token));
+        let Some(extent) = extent else { return false };
+        let node = self.bodies[extent as usize].node;
+        if node != NONE {
+            self.counters.corrupt_dropped += 1;
+            self.detach(node);
+        }
+        self.assert_accounted();
+        true
+    }
+
+    /// The session broke the protocol but its process lives: keep what it reads out of use.
+    pub fn quarantine_session(&mut self, session: SessionId) -> usize {
+        let Some(held) = self.sessions.get_mut(&session) else { return 0 };
+        held.quarantined = true;
+        self.counters.sessions_violated += 1;
+        let extents: Vec<_> = held.extents().collect();
+        for &extent in &extents {
+            self.change(extent, |body| body.zombies += 1);
+        }
+        self.assert_accounted();
+        extents.len()
+    }
+
+    /// The session hung up, or its process is dead: all its leases end.
+    pub fn end_session(&mut self, session: SessionId) {
+        let Some(held) = self.sessions.remove(&session) else { return };
+        for extent in held.extents() {
+            self.drop_lease(extent, held.quarantined);
+        }
+        self.assert_accounted();
+    }
+
+    /// Make room for a block of `bytes` under `key`, evicting leaves as needed.
+    pub fn reserve(
+        &mut self,
+        key: &Key,
+        parent: Option<&Key>,
+        bytes: u64,
+        tenant: &str,
+        now: Tick,
+    ) -> Reserve {
+        let found = self.find(key);
+        if let Some(body) = found.and_then(|node| self.body(node)) {
+            self.nodes[self.bodies[body as usize].node as usize].last_used = now;
+            if self.bodies[body as usize].len == 0 {
+                return Reserve::Pending;
+            }
+            self.counters.puts_present += 1;
+            return Reserve::Present;
+        }
+        let parent =
+            match parent.map(|key| self.find(key).filter(|&node| self.body(node).is_some())) {
+                Some(None) => return self.refuse(Refusal::ParentAbsent),
+                Some(Some(node)) => {
+                    self.nodes[node as usize].last_used = now;
+                    node
+                }
+                None => NONE,
+            };
+        if u32::try_from(bytes).is_err() || self.alloc.rounded(bytes).is_none() {
+            return self.refuse(Refusal::TooLarge);
+        }
+        // The node comes first: as a child it keeps its parent from being evicted for its own sake.
+        let Some(node) = found.or_else(|| self.new_node(key, parent)) else {
+            return self.refuse(Refusal::Full);
+        };
+        // Pinned as if it had one child more, since eviction may take the last of its children.
+        self.nodes[node as usize].children += 1;
+        let extent = self.allocate(bytes);
+        self.nodes[node as usize].children -= 1;
+        let Some(extent) = extent else {
+            self.remove_if_empty(node);
+            self.assert_accounted();
+            return self.refuse(Refusal::Full);
+        };
+        self.attach(node, extent, tenant, now);
+        self.assert_accounted();
+        Reserve::Granted(extent, self.alloc.offset(extent))
+    }
+
+    /// The bytes of a reserved extent are complete and visible from now on: `len` of them, which
+    /// stand for a block of `raw` bytes.
+    ///
+    /// # Panics
+    /// If the extent is not reserved, or shorter than `len`.
+    pub fn publish(&mut self, extent: ExtentId, len: u32, raw: u32) {
+        assert!(self.bodies[extent as usize].len == 0, "extent {extent} published twice");
+        assert!(len > 0 && u64::from(len) <= self.alloc.size(extent), "length outside its extent");
+        self.change(extent, |body| (body.len, body.raw) = (len, raw));
+        self.logical += u64::from(raw);
+        self.counters.puts_stored += 1;
+        self.offer(self.bodies[extent as usize].node);
+        self.assert_accounted();
+    }
+
+    /// A put failed while copying: its bytes return, nothing was ever visible.
+    pub fn abort(&mut self, extent: ExtentId) {
+        self.detach(self.bodies[extent as usize].node);
+        self.assert_accounted();
+    }
+
+    /// Whether `key` is being put right now.
+    pub fn is_pending(&self, key: &Key) -> bool {
+        let body = self.find(key).and_then(|node| self.body(node));
+        body.is_some_and(|body| self.bodies[body as usize].len == 0)
+    }
+
+    fn refuse(&mut self, why: Refusal) -> Reserve {
+        match why {
+            Refusal::TooLarge => self.counters.refused_too_large += 1,
+            Refusal::Full => self.counters.refused_full += 1,
+            Refusal::ParentAbsent => self.counters.refused_parent_absent += 1,
+        }
+        Reserve::Refused(why)
+    }
+
+    fn find(&self, key: &Key) -> Option<NodeId> {
+        self.table.find(hash(key), |&node| self.nodes[node as usize].key == *key).copied()
+    }
+
+    fn body(&self, node: NodeId) -> Option<ExtentId> {
+        let body = self.nodes[node as usize].body;
+        (body != NONE).then_some(body)
+    }
+
+    fn readable(&self, node: NodeId) -> bool {
+        self.body(node).is_some_and(|body| self.bodies[body as usize].len > 0)
+    }
+
+    fn attach(&mut self, node: NodeId, extent: ExtentId, tenant: &str, now: Tick) {
+        let body = Body { node, len: 0, raw: 0, leases: 0, zombies: 0 };
+        if self.bodies.len() <= extent as usize {
+            self.bodies.resize(extent as usize + 1, body);
+        }
+        self.bodies[extent as usize] = body;
+        let size = self.alloc.size(extent);
+        self.bytes[Category::Reserved] += size;
+        let record = &mut self.nodes[node as usize];
+        record.body = extent;
+        record.last_used = now;
+        record.tenant = self.tenants.charge(tenant, size);
+    }
+
+    /// Change a body and move its bytes between the categories accordingly.
+    fn change(&mut self, extent: ExtentId, edit: impl FnOnce(&mut Body)) {
+        let size = self.alloc.size(extent);
+        let body = &mut self.bodies[extent as usize];
+        self.bytes[body.category()] -= size;
+        edit(body);
+        self.bytes[body.category()] += size;
+    }
+
+    fn assert_accounted(&self) {
+        let used = self.bytes.total();
+        let (free, capacity) = (self.alloc.free_bytes(), self.alloc.capacity());
+        assert!(free + used == capacity, "{free} free + {:?} != {capacity}", self.bytes);
+    }
+}
+
+impl Body {
+    fn category(&self) -> Category {
+        match self {
+            Self { len: 0, .. } => Category::Reserved,
+            Self { leases: 0, .. } => Category::Resident,
+            Self { leases, zombies, .. } if leases > zombies => Category::Leased,
+            _ => Category::Quarantined,
+        }
+    }
+}

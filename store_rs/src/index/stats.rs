@@ -1,0 +1,209 @@
+//! What the index counts: bytes by category, events, and use per tenant.
+
+use std::collections::HashMap;
+use std::ops;
+
+use super::{Body, Index, Node};
+
+/// Tenants counted by name; later ones share the last row, so the table stays bounded.
+const MAX_TENANTS: usize = 4096;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Category {
+    Reserved,
+    Resident,
+    Leased,
+    Quarantined,
+}
+
+/// Bytes in use, each in exactly one category.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Bytes {
+    /// A put is copying into them.
+    pub reserved: u64,
+    /// Blocks that may be evicted once they are leaves.
+    pub resident: u64,
+    /// Blocks being read.
+    pub leased: u64,
+    /// Blocks whose only readers broke the protocol and may still be alive.
+    pub quarantined: u64,
+}
+
+impl Bytes {
+    pub(super) fn total(&self) -> u64 {
+        self.reserved + self.resident + self.leased + self.quarantined
+    }
+}
+
+impl ops::Index<Category> for Bytes {
+    type Output = u64;
+
+    fn index(&self, category: Category) -> &u64 {
+        match category {
+            Category::Reserved => &self.reserved,
+            Category::Resident => &self.resident,
+            Category::Leased => &self.leased,
+            Category::Quarantined => &self.quarantined,
+        }
+    }
+}
+
+impl ops::IndexMut<Category> for Bytes {
+    fn index_mut(&mut self, category: Category) -> &mut u64 {
+        match category {
+            Category::Reserved => &mut self.reserved,
+            Category::Resident => &mut self.resident,
+            Category::Leased => &mut self.leased,
+            Category::Quarantined => &mut self.quarantined,
+        }
+    }
+}
+
+/// Events since the store started.
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct Counters {
+    pub match_calls: u64,
+    pub matched_blocks: u64,
+    pub lease_hits: u64,
+    pub lease_misses: u64,
+    pub invalid_releases: u64,
+    pub puts_stored: u64,
+    pub puts_present: u64,
+    pub refused_full: u64,
+    pub refused_too_large: u64,
+    pub refused_parent_absent: u64,
+    pub evicted_for_room: u64,
+    pub evicted_on_request: u64,
+    pub corrupt_dropped: u64,
+    pub sessions_opened: u64,
+    pub sessions_violated: u64,
+}
+
+/// What one tenant occupies.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TenantUse {
+    /// The name the clients gave; the last row may stand for all later ones.
+    pub name: String,
+    /// Physical bytes of its blocks.
+    pub bytes: u64,
+    /// Its blocks.
+    pub blocks: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Tenants {
+    rows: Vec<TenantUse>,
+    by_name: HashMap<String, u32>,
+}
+
+impl Tenants {
+    /// Add a block of `bytes` to a tenant; the row to give to `refund`.
+    pub(super) fn charge(&mut self, name: &str, bytes: u64) -> u32 {
+        let row = self.row(name);
+        self.rows[row as usize].bytes += bytes;
+        self.rows[row as usize].blocks += 1;
+        row
+    }
+
+    pub(super) fn refund(&mut self, row: u32, bytes: u64) {
+        self.rows[row as usize].bytes -= bytes;
+        self.rows[row as usize].blocks -= 1;
+    }
+
+    fn row(&mut self, name: &str) -> u32 {
+        if let Some(&row) = self.by_name.get(name) {
+            return row;
+        }
+        if self.rows.len() == MAX_TENANTS {
+            return MAX_TENANTS as u32 - 1;
+        }
+        let last = self.rows.len() + 1 == MAX_TENANTS;
+        let shown = if last { "(others)" } else { name };
+        let row = self.rows.len() as u32;
+        self.rows.push(TenantUse { name: shown.to_owned(), ..TenantUse::default() });
+        self.by_name.insert(shown.to_owned(), row);
+        row
+    }
+}
+
+/// A consistent view of everything the index counts.
+#[derive(Debug, Clone)]
+#[allow(missing_docs)]
+pub struct Snapshot {
+    pub capacity: u64,
+    pub free: u64,
+    pub bytes: Bytes,
+    /// Bytes of the blocks themselves, uncoded.
+    pub logical: u64,
+    pub blocks: u64,
+    pub leases: u64,
+    pub sessions: u64,
+    pub index_bytes: u64,
+    pub counters: Counters,
+    pub tenants: Vec<TenantUse>,
+}
+
+impl Snapshot {
+    /// Every gauge and counter with its name.
+    pub fn values(&self) -> Vec<(String, u64)> {
+        let c = &self.counters;
+        let named = [
+            ("capacity_bytes", self.capacity),
+            ("free_bytes", self.free),
+            ("reserved_bytes", self.bytes.reserved),
+            ("resident_bytes", self.bytes.resident),
+            ("leased_bytes", self.bytes.leased),
+            ("quarantined_bytes", self.bytes.quarantined),
+            ("logical_bytes", self.logical),
+            ("blocks", self.blocks),
+            ("leases", self.leases),
+            ("sessions", self.sessions),
+            ("index_bytes", self.index_bytes),
+            ("match_calls", c.match_calls),
+            ("matched_blocks", c.matched_blocks),
+            ("lease_hits", c.lease_hits),
+            ("lease_misses", c.lease_misses),
+            ("invalid_releases", c.invalid_releases),
+            ("puts_stored", c.puts_stored),
+            ("puts_present", c.puts_present),
+            ("refused_full", c.refused_full),
+            ("refused_too_large", c.refused_too_large),
+            ("refused_parent_absent", c.refused_parent_absent),
+            ("evicted_for_room", c.evicted_for_room),
+            ("evicted_on_request", c.evicted_on_request),
+            ("corrupt_dropped", c.corrupt_dropped),
+            ("sessions_opened", c.sessions_opened),
+            ("sessions_violated", c.sessions_violated),
+        ];
+        named.map(|(name, value)| (name.to_owned(), value)).to_vec()
+    }
+}
+
+impl Index {
+    /// Everything counted, at one moment.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            capacity: self.alloc.capacity(),
+            free: self.alloc.free_bytes(),
+            bytes: self.bytes,
+            logical: self.logical,
+            blocks: self.tenants.rows.iter().map(|tenant| tenant.blocks).sum(),
+            leases: self.sessions.values().map(|held| held.len() as u64).sum(),
+            sessions: self.sessions.len() as u64,
+            index_bytes: self.memory_bytes(),
+            counters: self.counters,
+            tenants: self.tenants.rows.clone(),
+        }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        let nodes = self.nodes.len() * size_of::<Node>();
+        let bodies = self.bodies.len() * size_of::<Body>();
+        let table = self.table.allocation_size();
+        let spare = self.spare.len() * size_of::<u32>();
+        (nodes + bodies + table + spare) as u64
+            + self.alloc.memory_bytes()
+            + self.policy.memory_bytes()
+    }
+}

@@ -1,0 +1,27 @@
+//! The node-local KV-cache store.
+//!
+//! Pure state machines first, I/O around them, Python last; each layer uses only those above it:
+//!
+//! ```text
+//! error, key      one error type; chained BLAKE3 keys
+//! alloc, index    extents of the arena; key tree, leases, eviction, accounting
+//! wire            bounded, versioned frames
+//! block           a block's container in the arena: the codec's format, verified reads
+//! arena, memory   sealed shared memory; what the machine can give
+//! server, client  sessions on threads; blocking calls with deadlines
+//! python          the PyO3 face of all of it
+//! ```
+
+pub mod alloc;
+pub mod arena;
+pub mod block;
+pub mod client;
+pub mod error;
+mod fdpass;
+pub mod index;
+pub mod key;
+pub mod memory;
+#[cfg(feature = "python")]
+mod python;
+pub mod server;
+pub mod wire;

@@ -1,0 +1,188 @@
+//! `StoreClient`: the blocking client.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::arguments::{self, Buffers};
+use super::errors::raise;
+use super::lease::Lease;
+use super::server::stats_dict;
+use super::shape::BlockShape;
+use crate::client::{Client, Deadline, PutBlock};
+use crate::error::{Error, Result};
+
+/// A connection to the store of this node.
+#[pyclass(module = "mooncake_serve._store", frozen)]
+pub(super) struct StoreClient {
+    client: RwLock<Option<Arc<Client>>>,
+    timeout_s: f64,
+    epoch: u64,
+    server_pid: u32,
+}
+
+impl StoreClient {
+    fn client(&self) -> Result<Arc<Client>> {
+        let client = self.client.read().unwrap_or_else(PoisonError::into_inner).clone();
+        client.ok_or_else(|| Error::unavailable("this client was closed; connect again"))
+    }
+
+    /// Make one call without the GIL.
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        timeout_s: Option<f64>,
+        call: impl FnOnce(&Client, Deadline) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        let deadline = arguments::deadline(timeout_s.unwrap_or(self.timeout_s))?;
+        let outcome = self.client().and_then(|client| py.detach(|| call(&client, deadline)));
+        outcome.map_err(|error| raise(py, &error))
+    }
+}
+
+#[pymethods]
+impl StoreClient {
+    #[staticmethod]
+    #[pyo3(signature = (socket, *, ingest_bytes=64 << 20, timeout_s=5.0))]
+    fn connect(
+        py: Python<'_>,
+        socket: PathBuf,
+        ingest_bytes: u64,
+        timeout_s: f64,
+    ) -> PyResult<Self> {
+        let timeout = arguments::timeout(timeout_s)?;
+        let client = py
+            .detach(|| Client::connect(&socket, ingest_bytes, timeout))
+            .map_err(|error| raise(py, &error))?;
+        let (epoch, server_pid) = (client.epoch(), client.server_pid());
+        Ok(Self { client: RwLock::new(Some(Arc::new(client))), timeout_s, epoch, server_pid })
+    }
+
+    #[pyo3(name = "match", signature = (keys, tenant="", *, timeout_s=None))]
+    fn match_prefix(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        tenant: &str,
+        timeout_s: Option<f64>,
+    ) -> PyResult<usize> {
+        let keys = arguments::keys(keys)?;
+        self.call(py, timeout_s, |client, deadline| client.match_prefix(&keys, tenant, deadline))
+    }
+
+    #[pyo3(signature = (keys, tenant="", *, timeout_s=None))]
+    fn lease(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        tenant: &str,
+        timeout_s: Option<f64>,
+    ) -> PyResult<Vec<Option<Lease>>> {
+        let keys = arguments::keys(keys)?;
+        let leases =
+            self.call(py, timeout_s, |client, deadline| client.lease(&keys, tenant, deadline))?;
+        let pairs = keys.into_iter().zip(leases);
+        Ok(pairs.map(|(key, lease)| lease.and_then(|lease| Lease::new(key, lease))).collect())
+    }
+
+    #[pyo3(signature = (keys, buffers, tenant="", *, timeout_s=None))]
+    fn read_into(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        buffers: &Bound<'_, PyAny>,
+        tenant: &str,
+        timeout_s: Option<f64>,
+    ) -> PyResult<usize> {
+        let keys = arguments::keys(keys)?;
+        let mut buffers = Buffers::of(buffers, keys.len(), true)?;
+        let mut slices = buffers.slices_mut()?;
+        self.call(py, timeout_s, |client, deadline| {
+            client.read_into(&keys, &mut slices, tenant, deadline)
+        })
+    }
+
+    #[pyo3(signature = (keys, parents, buffers, shape, tenant="", *, timeout_s=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn put(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        parents: &Bound<'_, PyAny>,
+        buffers: &Bound<'_, PyAny>,
+        shape: &BlockShape,
+        tenant: &str,
+        timeout_s: Option<f64>,
+    ) -> PyResult<Vec<&'static str>> {
+        let keys = arguments::keys(keys)?;
+        let parents = arguments::parents(parents)?;
+        let buffers = Buffers::of(buffers, keys.len(), false)?;
+        let slices = buffers.slices();
+        if parents.len() != keys.len() {
+            let message = format!("{} parents for {} keys", parents.len(), keys.len());
+            return Err(PyValueError::new_err(message));
+        }
+        if let Some(wrong) = slices.iter().find(|bytes| bytes.len() != shape.raw_bytes) {
+            let (have, want) = (wrong.len(), shape.raw_bytes);
+            let message = format!("a buffer holds {have} bytes, the shape says {want}");
+            return Err(PyValueError::new_err(message));
+        }
+        let blocks = keys.into_iter().zip(parents).zip(slices);
+        let blocks: Vec<_> =
+            blocks.map(|((key, parent), bytes)| PutBlock { key, parent, bytes }).collect();
+        let statuses = self.call(py, timeout_s, |client, deadline| {
+            client.put(&blocks, shape.wire, tenant, deadline)
+        })?;
+        Ok(statuses.into_iter().map(|status| status.text()).collect())
+    }
+
+    #[pyo3(signature = (keys, *, timeout_s=None))]
+    fn evict(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<usize> {
+        let keys = arguments::keys(keys)?;
+        self.call(py, timeout_s, |client, deadline| client.evict(&keys, deadline))
+    }
+
+    #[pyo3(signature = (*, timeout_s=None))]
+    fn stats<'py>(&self, py: Python<'py>, timeout_s: Option<f64>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.call(py, timeout_s, |client, deadline| client.stats(deadline))?;
+        stats_dict(py, &stats, self.epoch, self.server_pid)
+    }
+
+    #[pyo3(signature = (*, timeout_s=None))]
+    fn ping(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<()> {
+        self.call(py, timeout_s, |client, deadline| client.ping(deadline))
+    }
+
+    #[getter]
+    fn server_pid(&self) -> u32 {
+        self.server_pid
+    }
+
+    #[getter]
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Let go of the store. Leases stay valid until they are released.
+    fn close(&self, py: Python<'_>) {
+        let client = self.client.write().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(client));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
+    }
+}

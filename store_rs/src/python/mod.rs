@@ -1,0 +1,27 @@
+//! The PyO3 face: `mooncake_serve._store`.
+//!
+//! Converts arguments, releases the GIL around every call that may wait or copy, and turns errors
+//! into the classes of `mooncake_serve.errors`. No logic of its own. The stub `_store.pyi` beside
+//! the Python package documents it; a test compares the two.
+
+mod arguments;
+mod client;
+mod errors;
+mod keys;
+mod lease;
+mod server;
+mod shape;
+
+use pyo3::prelude::*;
+
+/// The extension module.
+#[pymodule]
+fn _store(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<client::StoreClient>()?;
+    module.add_class::<lease::Lease>()?;
+    module.add_class::<server::StoreServer>()?;
+    module.add_class::<shape::BlockShape>()?;
+    module.add_function(wrap_pyfunction!(keys::block_keys, module)?)?;
+    module.add_function(wrap_pyfunction!(keys::tenant_salt, module)?)?;
+    mooncake_kernels::python::register(module)
+}

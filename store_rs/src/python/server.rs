@@ -1,0 +1,152 @@
+//! `StoreServer`: a store inside this process, on threads that never need the GIL.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::errors::raise;
+use crate::error::Error;
+use crate::server::{Options, Server};
+use crate::wire::StatsReply;
+
+/// A store; serves from `start` to `stop`.
+#[pyclass(module = "mooncake_serve._store", frozen)]
+pub(super) struct StoreServer {
+    options: Options,
+    server: Mutex<Option<Server>>,
+}
+
+impl StoreServer {
+    fn server(&self) -> MutexGuard<'_, Option<Server>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn running<T>(
+        &self,
+        py: Python<'_>,
+        ask: impl FnOnce(&Server) -> crate::error::Result<T> + Send,
+    ) -> PyResult<T>
+    where
+        T: Send,
+    {
+        let answer = py.detach(|| match &*self.server() {
+            Some(server) => ask(server),
+            None => Err(Error::unavailable("this store is not running; call start()")),
+        });
+        answer.map_err(|error| raise(py, &error))
+    }
+}
+
+#[pymethods]
+impl StoreServer {
+    #[new]
+    #[pyo3(signature = (
+        *, socket, dram_bytes, ingest_bytes_max=64 << 20, max_sessions=128,
+        ingest_bytes_total=None, index_bytes=None, max_leases=65_536
+    ))]
+    fn new(
+        socket: PathBuf,
+        dram_bytes: u64,
+        ingest_bytes_max: u64,
+        max_sessions: usize,
+        ingest_bytes_total: Option<u64>,
+        index_bytes: Option<u64>,
+        max_leases: usize,
+    ) -> Self {
+        let options = Options {
+            socket,
+            dram_bytes,
+            ingest_bytes_max,
+            ingest_bytes_total,
+            index_bytes,
+            max_sessions,
+            max_leases,
+        };
+        Self { options, server: Mutex::new(None) }
+    }
+
+    /// Reserve memory, take the socket, serve. Does nothing if it runs already.
+    fn start(&self, py: Python<'_>) -> PyResult<()> {
+        let started = py.detach(|| {
+            let mut server = self.server();
+            if server.is_none() {
+                *server = Some(Server::start(self.options.clone())?);
+            }
+            Ok(())
+        });
+        started.map_err(|error: Error| raise(py, &error))
+    }
+
+    /// Stop serving; with `drain`, answer first what has arrived. Does nothing if it is stopped.
+    #[pyo3(signature = (drain=false))]
+    fn stop(&self, py: Python<'_>, drain: bool) {
+        py.detach(|| {
+            if let Some(mut server) = self.server().take() {
+                server.stop(drain);
+            }
+        });
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (stats, epoch) =
+            self.running(py, |server| server.stats().map(|stats| (stats, server.epoch())))?;
+        stats_dict(py, &stats, epoch, std::process::id())
+    }
+
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        self.running(py, |server| Ok(server.epoch()))
+    }
+
+    #[getter]
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+
+    #[getter]
+    fn socket(&self) -> PathBuf {
+        self.options.socket.clone()
+    }
+
+    /// Whether it serves: False before start, after stop, and after a broken invariant.
+    #[getter]
+    fn is_running(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.server().as_ref().is_some_and(Server::is_running))
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        slf.get().start(slf.py())?;
+        Ok(slf)
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.stop(py, false);
+    }
+}
+
+/// Counters by name, and `tenants`: {name: {"bytes", "blocks"}}.
+pub(super) fn stats_dict<'py>(
+    py: Python<'py>,
+    stats: &StatsReply,
+    epoch: u64,
+    pid: u32,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, value) in &stats.values {
+        dict.set_item(name, value)?;
+    }
+    dict.set_item("epoch", epoch)?;
+    dict.set_item("pid", pid)?;
+    let tenants = PyDict::new(py);
+    for (name, bytes, blocks) in &stats.tenants {
+        let row = PyDict::new(py);
+        row.set_item("bytes", bytes)?;
+        row.set_item("blocks", blocks)?;
+        tenants.set_item(name, row)?;
+    }
+    dict.set_item("tenants", tenants)?;
+    Ok(dict)
+}

@@ -1,0 +1,213 @@
+//! The store's server: one control thread that accepts and watches, one thread per session.
+//!
+//! Owns the socket, the arena and the index behind one lock, which is held for index work only,
+//! never while bytes are copied. A session is trusted as far as its process runs under our uid; it
+//! is bounded in leases, frames and put buffer, and can break nothing but itself: a malformed frame
+//! ends that session. What it held comes back when it hangs up (clients shut their socket down only
+//! after their last lease) or when the kernel says that its process is dead.
+//!
+//! A broken index invariant poisons the lock; the server then refuses every call, and whoever
+//! supervises it starts a new one.
+
+mod control;
+mod options;
+mod put;
+mod session;
+mod socket;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::arena::Arena;
+use crate::error::{Error, Result};
+use crate::index::{Index, Lru, SessionId, Tick};
+use crate::memory;
+use crate::wire::StatsReply;
+pub use options::Options;
+use socket::Listener;
+
+/// What the control thread knows of a session.
+pub(crate) struct Peer {
+    pub(crate) socket: UnixStream,
+    /// Readable once the process is dead; None on kernels without `SO_PEERPIDFD`.
+    pub(crate) pidfd: Option<OwnedFd>,
+}
+
+/// State shared by all threads of one server.
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    pub(crate) arena: Arena,
+    pub(crate) epoch: u64,
+    pub(crate) stopping: AtomicBool,
+    /// Becomes readable when the server stops, and stays so.
+    pub(crate) stop_event: OwnedFd,
+    index: Mutex<Index>,
+    published: Condvar,
+    ingest_left: Mutex<u64>,
+    peers: Mutex<HashMap<SessionId, Arc<Peer>>>,
+    started: Instant,
+}
+
+/// A running store. Stops when dropped.
+pub struct Server {
+    shared: Arc<Shared>,
+    control: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Take the socket, reserve memory, and serve.
+    ///
+    /// Fails with a configuration error that names the field if another store serves the socket or
+    /// the memory cannot be had.
+    pub fn start(options: Options) -> Result<Self> {
+        let budget = options.budget()?;
+        let listener = Listener::bind(&options.socket)?;
+        memory::check_fits("dram_bytes", options.dram_bytes)?;
+        let arena = Arena::create(budget.arena as usize)?;
+        let index = Index::new(arena.len(), budget.limits, Box::new(Lru::default()));
+        let stop_event = eventfd(0, EventfdFlags::CLOEXEC)
+            .map_err(|error| Error::io("create an eventfd", error))?;
+        let shared = Arc::new(Shared {
+            options,
+            arena,
+            epoch: new_epoch()?,
+            stopping: AtomicBool::new(false),
+            stop_event,
+            index: Mutex::new(index),
+            published: Condvar::new(),
+            ingest_left: Mutex::new(budget.ingest),
+            peers: Mutex::new(HashMap::new()),
+            started: Instant::now(),
+        });
+        let control = control::spawn(Arc::clone(&shared), listener)?;
+        Ok(Self { shared, control: Some(control) })
+    }
+
+    /// Differs at every start.
+    pub fn epoch(&self) -> u64 {
+        self.shared.epoch
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> Result<StatsReply> {
+        self.shared.stats()
+    }
+
+    /// Whether sessions are served: false after a stop or a broken invariant.
+    pub fn is_running(&self) -> bool {
+        let alive = self.control.as_ref().is_some_and(|thread| !thread.is_finished());
+        alive && !self.shared.index.is_poisoned()
+    }
+
+    /// Stop accepting, end every session, wait for their threads.
+    ///
+    /// With `drain`, answers to requests that have arrived are still sent; without, sockets are
+    /// cut at once. Clients keep what they have mapped until they let go of it.
+    pub fn stop(&mut self, drain: bool) {
+        let Some(control) = self.control.take() else { return };
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.hang_up_all(drain);
+        // Writing 1 to an eventfd we own cannot fail or block.
+        let _ = rustix::io::write(&self.shared.stop_event, &1u64.to_ne_bytes());
+        if control.join().is_err() {
+            self.shared.hang_up_all(false);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop(false);
+    }
+}
+
+impl Shared {
+    /// The index, unless an invariant broke.
+    pub(crate) fn index(&self) -> Result<MutexGuard<'_, Index>> {
+        self.index.lock().map_err(|_| broken())
+    }
+
+    /// Wait until some put is published or given up.
+    pub(crate) fn wait_published<'a>(
+        &self,
+        index: MutexGuard<'a, Index>,
+    ) -> Result<MutexGuard<'a, Index>> {
+        self.published.wait(index).map_err(|_| broken())
+    }
+
+    /// Wake those who wait for a put.
+    pub(crate) fn notify_published(&self) {
+        self.published.notify_all();
+    }
+
+    /// Time for the index.
+    pub(crate) fn now(&self) -> Tick {
+        self.started.elapsed().as_micros() as Tick
+    }
+
+    /// Take up to `wanted` bytes of ingest memory: at most half of what is left, so that later
+    /// clients get some.
+    pub(crate) fn take_ingest(&self, wanted: u64) -> u64 {
+        let mut left = lock(&self.ingest_left);
+        let granted = wanted.min(self.options.ingest_bytes_max).min(*left / 2) & !0xffff;
+        *left -= granted;
+        granted
+    }
+
+    /// Give it back.
+    pub(crate) fn return_ingest(&self, granted: u64) {
+        *lock(&self.ingest_left) += granted;
+    }
+
+    pub(crate) fn peers(&self) -> MutexGuard<'_, HashMap<SessionId, Arc<Peer>>> {
+        lock(&self.peers)
+    }
+
+    pub(crate) fn stats(&self) -> Result<StatsReply> {
+        let snapshot = self.index()?.snapshot();
+        let ingest_free = *lock(&self.ingest_left);
+        let own = [
+            ("uptime_s", self.started.elapsed().as_secs()),
+            ("dram_bytes", self.options.dram_bytes),
+            ("ingest_free_bytes", ingest_free),
+        ];
+        let own = own.map(|(name, value)| (name.to_owned(), value));
+        let mut values = snapshot.values();
+        values.extend(own);
+        let tenants = snapshot.tenants.into_iter().map(|row| (row.name, row.bytes, row.blocks));
+        Ok(StatsReply { values, tenants: tenants.collect() })
+    }
+
+    fn hang_up_all(&self, drain: bool) {
+        let how = if drain { std::net::Shutdown::Read } else { std::net::Shutdown::Both };
+        for peer in self.peers().values() {
+            // A peer that hung up first is not an error.
+            let _ = peer.socket.shutdown(how);
+        }
+    }
+}
+
+/// Lock plain data; its holders cannot panic halfway through a change.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn broken() -> Error {
+    Error::unavailable("the store found its accounting broken and stopped serving; restart it")
+}
+
+fn new_epoch() -> Result<u64> {
+    use std::io::Read;
+    let mut bytes = [0; 8];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|error| Error::io("read /dev/urandom", error))?;
+    Ok(u64::from_le_bytes(bytes) | 1)
+}

@@ -1,0 +1,225 @@
+//! One session: reads frames, answers them in order, and returns everything when it ends.
+//!
+//! Ends by hang-up or death: its leases end. Ends by breaking the protocol while its process
+//! lives: what it leased is quarantined until the kernel says that the process is dead.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::{Peer, Shared};
+use crate::arena::Ingest;
+use crate::error::{Error, ErrorKind, Result};
+use crate::fdpass::{recv_some, send_all, send_with_fds};
+use crate::index::SessionId;
+use crate::key::Key;
+use crate::wire::{self, HEADER_BYTES, LeaseEntry, MAX_ITEMS, Reply, Request};
+
+const FIRST_BUFFER: usize = 64 << 10;
+
+pub(super) struct Session {
+    pub(super) shared: Arc<Shared>,
+    pub(super) ingest: Option<Ingest>,
+    peer: Arc<Peer>,
+    id: SessionId,
+    welcomed: bool,
+}
+
+impl Session {
+    pub(super) fn new(shared: Arc<Shared>, peer: Arc<Peer>, id: SessionId) -> Self {
+        Self { shared, peer, id, ingest: None, welcomed: false }
+    }
+
+    pub(super) fn run(mut self) {
+        if let Err(error) = self.serve()
+            && error.kind() == ErrorKind::Protocol
+        {
+            self.quarantine(error);
+        }
+    }
+
+    fn serve(&mut self) -> Result<()> {
+        let mut buffer = vec![0; FIRST_BUFFER];
+        let mut filled = 0;
+        let mut out = Vec::with_capacity(FIRST_BUFFER);
+        loop {
+            let received = recv_some(&self.peer.socket, &mut buffer[filled..])?;
+            if received == 0 {
+                return Ok(());
+            }
+            filled += received;
+            let mut at = 0;
+            while let Some((header, payload)) = wire::split(&buffer[at..filled])? {
+                at += HEADER_BYTES + header.len;
+                self.answer(Request::decode(header.op, payload)?, header.seq, &mut out)?;
+            }
+            buffer.copy_within(at..filled, 0);
+            filled -= at;
+            if filled == buffer.len() {
+                // Bounded: `split` refuses a frame above MAX_PAYLOAD, and consumes whole ones.
+                buffer.resize(2 * filled, 0);
+            }
+            send_all(&self.peer.socket, &out)?;
+            out.clear();
+        }
+    }
+
+    /// Answer one request; only a broken protocol or socket is an error here.
+    fn answer(&mut self, request: Request<'_>, seq: u64, out: &mut Vec<u8>) -> Result<()> {
+        if let Request::Hello { ingest_bytes } = request {
+            return self.welcome(ingest_bytes, seq);
+        }
+        if !self.welcomed {
+            return Err(Error::protocol("the first frame of a session must be hello"));
+        }
+        let outcome = match request {
+            Request::Hello { .. } => Ok(()),
+            Request::Release { tokens } => return self.release(tokens),
+            Request::Corrupt { token } => {
+                self.shared.index()?.report_corrupt(self.id, token);
+                return Ok(());
+            }
+            Request::Lease { keys, prefix, .. } => self.lease(keys, prefix, seq, out),
+            Request::Match { keys, .. } => {
+                let now = self.shared.now();
+                let matched = self.shared.index()?.match_prefix(keys, now);
+                Reply::Count(matched as u32).encode(seq, out);
+                Ok(())
+            }
+            Request::Put { tenant, shape, items } => {
+                self.put(tenant, shape, items).map(|done| Reply::PutDone(&done).encode(seq, out))
+            }
+            Request::Evict { keys } => {
+                let evicted = self.shared.index()?.evict(keys);
+                Reply::Count(evicted as u32).encode(seq, out);
+                Ok(())
+            }
+            Request::Stats => self.shared.stats().map(|stats| Reply::Stats(stats).encode(seq, out)),
+            Request::Ping => {
+                Reply::Pong.encode(seq, out);
+                Ok(())
+            }
+        };
+        match outcome {
+            Err(error) if error.kind() == ErrorKind::Protocol => Err(error),
+            Err(error) => {
+                Reply::Failed(error).encode(seq, out);
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn welcome(&mut self, ingest_bytes: u64, seq: u64) -> Result<()> {
+        if self.welcomed {
+            return Err(Error::protocol("hello twice in one session"));
+        }
+        let granted = self.shared.take_ingest(ingest_bytes);
+        if granted > 0 {
+            match Ingest::create(granted as usize) {
+                Ok(ingest) => self.ingest = Some(ingest),
+                Err(error) => {
+                    self.shared.return_ingest(granted);
+                    return Err(error);
+                }
+            }
+        }
+        self.welcomed = true;
+        let mut frame = Vec::new();
+        let reply = Reply::Welcome {
+            epoch: self.shared.epoch,
+            pid: std::process::id(),
+            arena_bytes: self.shared.arena.len(),
+            ingest_bytes: granted,
+        };
+        reply.encode(seq, &mut frame);
+        let arena = self.shared.arena.fd();
+        match &self.ingest {
+            Some(ingest) => send_with_fds(&self.peer.socket, &frame, &[arena, ingest.fd()]),
+            None => send_with_fds(&self.peer.socket, &frame, &[arena]),
+        }
+    }
+
+    fn lease(&self, keys: &[Key], prefix: bool, seq: u64, out: &mut Vec<u8>) -> Result<()> {
+        let now = self.shared.now();
+        let mut entries = Vec::with_capacity(keys.len().min(MAX_ITEMS));
+        let mut index = self.shared.index()?;
+        let room = index.lease_room(self.id);
+        if keys.len() > room {
+            return Err(Error::refused(format!(
+                "{} leases wanted, {room} left to this session; release some first",
+                keys.len()
+            )));
+        }
+        for key in keys {
+            match index.lease(self.id, key, now) {
+                Some(leased) => {
+                    let (token, offset, len) = (leased.token, leased.offset, leased.len);
+                    entries.push(LeaseEntry { token, offset, len }.encode());
+                }
+                None if prefix => break,
+                None => entries.push(LeaseEntry::ABSENT.encode()),
+            }
+        }
+        drop(index);
+        Reply::Leases(&entries).encode(seq, out);
+        Ok(())
+    }
+
+    fn release(&self, tokens: &[[u8; 8]]) -> Result<()> {
+        let mut index = self.shared.index()?;
+        for token in tokens {
+            // A token that is not ours changes nothing; the index counts it.
+            index.release(self.id, u64::from_le_bytes(*token));
+        }
+        Ok(())
+    }
+
+    /// Tell the client what it did wrong, and keep its leases out of use while it may read them.
+    fn quarantine(&self, error: Error) {
+        let mut frame = Vec::new();
+        Reply::Failed(error).encode(0, &mut frame);
+        // It may be gone already; then the waiting below ends at once.
+        let _ = send_all(&self.peer.socket, &frame);
+        let held = self.shared.index().map_or(0, |mut index| index.quarantine_session(self.id));
+        let _ = self.peer.socket.shutdown(std::net::Shutdown::Write);
+        if held > 0 {
+            self.wait_for_death();
+        }
+    }
+
+    fn wait_for_death(&self) {
+        let Some(pidfd) = &self.peer.pidfd else {
+            // Without a pidfd the end of the stream is all the kernel tells.
+            let mut ignored = [0; 4096];
+            while recv_some(&self.peer.socket, &mut ignored).is_ok_and(|received| received > 0) {}
+            return;
+        };
+        while !self.shared.stopping.load(Ordering::Acquire) {
+            let mut fds = [
+                PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.shared.stop_event.as_fd(), PollFlags::IN),
+            ];
+            if poll(&mut fds, None).is_ok() && !fds[0].revents().is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    /// Runs however the session ended, so that nothing it held can leak.
+    fn drop(&mut self) {
+        if let Ok(mut index) = self.shared.index() {
+            index.end_session(self.id);
+        }
+        self.shared.peers().remove(&self.id);
+        if let Some(ingest) = self.ingest.take() {
+            let granted = ingest.len();
+            drop(ingest);
+            self.shared.return_ingest(granted);
+        }
+    }
+}

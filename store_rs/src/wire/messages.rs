@@ -1,0 +1,197 @@
+//! What clients ask: one variant per call of the store.
+
+use super::{Cursor, MAX_ITEMS, frame, put_text};
+use crate::error::{Error, Result};
+use crate::key::{KEY_BYTES, Key, NO_KEY};
+
+const HELLO: u8 = 1;
+const MATCH: u8 = 2;
+const LEASE: u8 = 3;
+const RELEASE: u8 = 4;
+const CORRUPT: u8 = 5;
+const PUT: u8 = 6;
+const EVICT: u8 = 7;
+const STATS: u8 = 8;
+const PING: u8 = 9;
+
+/// Bytes of one put item: key, parent, ingest offset.
+const ITEM_BYTES: usize = 2 * KEY_BYTES + 8;
+
+/// The shape of a block: `planes` independent planes of `tokens × channels` elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockShape {
+    /// The codec's number of the element type.
+    pub dtype: u8,
+    /// Planes.
+    pub planes: u32,
+    /// Rows of a plane.
+    pub tokens: u32,
+    /// Elements of a row.
+    pub channels: u32,
+}
+
+/// One block of a put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PutItem {
+    /// The block's key.
+    pub key: Key,
+    /// The key before it in the chain; None for the first block.
+    pub parent: Option<Key>,
+    /// Where in the session's ingest buffer the raw bytes start.
+    pub offset: u64,
+}
+
+/// A call. Slices borrow from the frame, so that decoding allocates nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Request<'a> {
+    /// First frame of a session; `ingest_bytes` 0 asks for no put buffer.
+    Hello {
+        /// Size of the put buffer asked for.
+        ingest_bytes: u64,
+    },
+    /// Longest run of present blocks.
+    Match {
+        /// Who asks.
+        tenant: &'a str,
+        /// The chain, from its first block.
+        keys: &'a [Key],
+    },
+    /// Lease blocks; with `prefix`, stop at the first that is absent.
+    Lease {
+        /// Who asks.
+        tenant: &'a str,
+        /// Which blocks.
+        keys: &'a [Key],
+        /// Stop at the first absent one.
+        prefix: bool,
+    },
+    /// End leases. No reply.
+    Release {
+        /// Tokens, 8 bytes each.
+        tokens: &'a [[u8; 8]],
+    },
+    /// The holder of this lease read bytes that do not match their checksum. No reply.
+    Corrupt {
+        /// The lease.
+        token: u64,
+    },
+    /// Store blocks that lie in the ingest buffer.
+    Put {
+        /// Whose blocks.
+        tenant: &'a str,
+        /// The shape of all of them.
+        shape: BlockShape,
+        /// Items, undecoded.
+        items: &'a [[u8; ITEM_BYTES]],
+    },
+    /// Drop blocks.
+    Evict {
+        /// Which.
+        keys: &'a [Key],
+    },
+    /// Counters.
+    Stats,
+    /// Is the store alive?
+    Ping,
+}
+
+impl PutItem {
+    /// Decode one item of [`Request::Put`].
+    pub fn decode(bytes: &[u8; ITEM_BYTES]) -> Self {
+        let mut item = Self { key: NO_KEY, parent: None, offset: 0 };
+        let mut parent = NO_KEY;
+        let mut offset = [0; 8];
+        item.key.copy_from_slice(&bytes[..KEY_BYTES]);
+        parent.copy_from_slice(&bytes[KEY_BYTES..2 * KEY_BYTES]);
+        offset.copy_from_slice(&bytes[2 * KEY_BYTES..]);
+        item.parent = (parent != NO_KEY).then_some(parent);
+        item.offset = u64::from_le_bytes(offset);
+        item
+    }
+
+    /// Encode for [`Request::Put`].
+    pub fn encode(&self) -> [u8; ITEM_BYTES] {
+        let mut bytes = [0; ITEM_BYTES];
+        bytes[..KEY_BYTES].copy_from_slice(&self.key);
+        bytes[KEY_BYTES..2 * KEY_BYTES].copy_from_slice(&self.parent.unwrap_or(NO_KEY));
+        bytes[2 * KEY_BYTES..].copy_from_slice(&self.offset.to_le_bytes());
+        bytes
+    }
+}
+
+impl<'a> Request<'a> {
+    /// Decode the payload of a frame with this `op`.
+    pub fn decode(op: u8, payload: &'a [u8]) -> Result<Self> {
+        let mut at = Cursor::new(payload);
+        let request = match op {
+            HELLO => Self::Hello { ingest_bytes: at.u64()? },
+            MATCH => Self::Match { tenant: at.text()?, keys: keys(&mut at)? },
+            LEASE => {
+                Self::Lease { prefix: at.u8()? != 0, tenant: at.text()?, keys: keys(&mut at)? }
+            }
+            RELEASE => {
+                let count = at.u32()?;
+                Self::Release { tokens: at.records(count)? }
+            }
+            CORRUPT => Self::Corrupt { token: at.u64()? },
+            PUT => {
+                let dtype = at.u8()?;
+                let (planes, tokens, channels) = (at.u32()?, at.u32()?, at.u32()?);
+                let tenant = at.text()?;
+                let count = at.u32()?;
+                let shape = BlockShape { dtype, planes, tokens, channels };
+                Self::Put { tenant, shape, items: at.records(count)? }
+            }
+            EVICT => Self::Evict { keys: keys(&mut at)? },
+            STATS => Self::Stats,
+            PING => Self::Ping,
+            _ => return Err(Error::protocol(format!("unknown request {op}"))),
+        };
+        at.end()?;
+        Ok(request)
+    }
+
+    /// Append the call as a frame to `out`. At most `MAX_ITEMS` keys, tokens or items.
+    pub fn encode(&self, seq: u64, out: &mut Vec<u8>) {
+        match *self {
+            Self::Hello { ingest_bytes } => {
+                frame(out, HELLO, seq, |out| out.extend(ingest_bytes.to_le_bytes()));
+            }
+            Self::Match { tenant, keys } => frame(out, MATCH, seq, |out| {
+                put_text(out, tenant);
+                put_records(out, keys);
+            }),
+            Self::Lease { tenant, keys, prefix } => frame(out, LEASE, seq, |out| {
+                out.push(u8::from(prefix));
+                put_text(out, tenant);
+                put_records(out, keys);
+            }),
+            Self::Release { tokens } => frame(out, RELEASE, seq, |out| put_records(out, tokens)),
+            Self::Corrupt { token } => {
+                frame(out, CORRUPT, seq, |out| out.extend(token.to_le_bytes()));
+            }
+            Self::Put { tenant, shape, items } => frame(out, PUT, seq, |out| {
+                out.push(shape.dtype);
+                for size in [shape.planes, shape.tokens, shape.channels] {
+                    out.extend(size.to_le_bytes());
+                }
+                put_text(out, tenant);
+                put_records(out, items);
+            }),
+            Self::Evict { keys } => frame(out, EVICT, seq, |out| put_records(out, keys)),
+            Self::Stats => frame(out, STATS, seq, |_| {}),
+            Self::Ping => frame(out, PING, seq, |_| {}),
+        }
+    }
+}
+
+fn keys<'a>(at: &mut Cursor<'a>) -> Result<&'a [Key]> {
+    let count = at.u32()?;
+    at.records(count)
+}
+
+fn put_records<const N: usize>(out: &mut Vec<u8>, records: &[[u8; N]]) {
+    debug_assert!(records.len() <= MAX_ITEMS);
+    out.extend((records.len() as u32).to_le_bytes());
+    out.extend(records.as_flattened());
+}

@@ -1,0 +1,226 @@
+//! What the store answers.
+
+use super::{Cursor, MAX_ITEMS, frame, put_text};
+use crate::error::{Error, ErrorKind, Result};
+
+const WELCOME: u8 = 129;
+const COUNT: u8 = 130;
+const LEASES: u8 = 131;
+const PUT_DONE: u8 = 132;
+const STATS: u8 = 133;
+const PONG: u8 = 134;
+const ERROR: u8 = 255;
+
+const LEASE_BYTES: usize = 24;
+
+/// One block of a lease reply; `len` 0 means absent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseEntry {
+    /// Releases the lease.
+    pub token: u64,
+    /// Where in the arena.
+    pub offset: u64,
+    /// Bytes of the block's container.
+    pub len: u32,
+}
+
+/// What became of one block of a put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PutStatus {
+    /// Readable from now on.
+    Stored = 0,
+    /// It was there already.
+    Present = 1,
+    /// Everything that could make room is being read or written.
+    Full = 2,
+    /// Larger than the arena.
+    TooLarge = 3,
+    /// Its parent is not in the store, so no match could reach it.
+    ParentAbsent = 4,
+}
+
+/// Named counters, and use per tenant as (name, bytes, blocks).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StatsReply {
+    /// Counters and gauges.
+    pub values: Vec<(String, u64)>,
+    /// Physical bytes and blocks of each tenant.
+    pub tenants: Vec<(String, u64, u64)>,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply<'a> {
+    /// Answers hello. The arena's fd, and the put buffer's if granted, come with it.
+    Welcome {
+        /// Differs at every start of a store.
+        epoch: u64,
+        /// The store's process.
+        pid: u32,
+        /// Size of the arena.
+        arena_bytes: u64,
+        /// Size of the put buffer granted; 0 if none.
+        ingest_bytes: u64,
+    },
+    /// Answers match and evict.
+    Count(u32),
+    /// Answers lease: one entry per key, fewer for a prefix.
+    Leases(&'a [[u8; LEASE_BYTES]]),
+    /// Answers put: one status per item.
+    PutDone(&'a [u8]),
+    /// Answers stats.
+    Stats(StatsReply),
+    /// Answers ping.
+    Pong,
+    /// The call failed.
+    Failed(Error),
+}
+
+impl LeaseEntry {
+    /// What stands for an absent block.
+    pub const ABSENT: Self = Self { token: 0, offset: 0, len: 0 };
+
+    /// Decode one entry of [`Reply::Leases`].
+    pub fn decode(bytes: &[u8; LEASE_BYTES]) -> Self {
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        Self { token: word(0), offset: word(8), len: word(16) as u32 }
+    }
+
+    /// Encode for [`Reply::Leases`].
+    pub fn encode(&self) -> [u8; LEASE_BYTES] {
+        let mut bytes = [0; LEASE_BYTES];
+        bytes[..8].copy_from_slice(&self.token.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.len.to_le_bytes());
+        bytes
+    }
+}
+
+impl PutStatus {
+    /// Decode one status of [`Reply::PutDone`].
+    pub fn decode(byte: u8) -> Result<Self> {
+        let all = [Self::Stored, Self::Present, Self::Full, Self::TooLarge, Self::ParentAbsent];
+        let found = all.into_iter().find(|status| *status as u8 == byte);
+        found.ok_or_else(|| Error::protocol(format!("unknown put status {byte}")))
+    }
+
+    /// What `put` reports to its caller.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Stored => "stored",
+            Self::Present => "present",
+            Self::Full => "refused: full; all evictable blocks are leased or being written",
+            Self::TooLarge => "refused: too large; the block exceeds the arena",
+            Self::ParentAbsent => "refused: parent absent; put the blocks before it first",
+        }
+    }
+}
+
+impl<'a> Reply<'a> {
+    /// Decode the payload of a frame with this `op`.
+    pub fn decode(op: u8, payload: &'a [u8]) -> Result<Self> {
+        let mut at = Cursor::new(payload);
+        let reply = match op {
+            WELCOME => Self::Welcome {
+                epoch: at.u64()?,
+                pid: at.u32()?,
+                arena_bytes: at.u64()?,
+                ingest_bytes: at.u64()?,
+            },
+            COUNT => Self::Count(at.u32()?),
+            LEASES => {
+                let count = at.u32()?;
+                Self::Leases(at.records(count)?)
+            }
+            PUT_DONE => {
+                let count = at.u32()?;
+                Self::PutDone(at.records::<1>(count)?.as_flattened())
+            }
+            STATS => Self::Stats(decode_stats(&mut at)?),
+            PONG => Self::Pong,
+            ERROR => {
+                let kind = match at.u8()? {
+                    0 => ErrorKind::Refused,
+                    1 => ErrorKind::Protocol,
+                    _ => ErrorKind::Unavailable,
+                };
+                Self::Failed(Error::new(kind, at.text()?))
+            }
+            _ => return Err(Error::protocol(format!("unknown reply {op}"))),
+        };
+        at.end()?;
+        Ok(reply)
+    }
+
+    /// Append the answer as a frame to `out`.
+    pub fn encode(&self, seq: u64, out: &mut Vec<u8>) {
+        match self {
+            Self::Welcome { epoch, pid, arena_bytes, ingest_bytes } => {
+                frame(out, WELCOME, seq, |out| {
+                    out.extend(epoch.to_le_bytes());
+                    out.extend(pid.to_le_bytes());
+                    out.extend(arena_bytes.to_le_bytes());
+                    out.extend(ingest_bytes.to_le_bytes());
+                });
+            }
+            Self::Count(count) => frame(out, COUNT, seq, |out| out.extend(count.to_le_bytes())),
+            Self::Leases(entries) => frame(out, LEASES, seq, |out| {
+                out.extend((entries.len() as u32).to_le_bytes());
+                out.extend(entries.as_flattened());
+            }),
+            Self::PutDone(statuses) => frame(out, PUT_DONE, seq, |out| {
+                out.extend((statuses.len() as u32).to_le_bytes());
+                out.extend(*statuses);
+            }),
+            Self::Stats(stats) => frame(out, STATS, seq, |out| encode_stats(stats, out)),
+            Self::Pong => frame(out, PONG, seq, |_| {}),
+            Self::Failed(error) => frame(out, ERROR, seq, |out| {
+                out.push(match error.kind() {
+                    ErrorKind::Refused | ErrorKind::Config(_) => 0,
+                    ErrorKind::Protocol => 1,
+                    ErrorKind::Unavailable | ErrorKind::Timeout => 2,
+                });
+                put_text(out, error.message());
+            }),
+        }
+    }
+}
+
+fn encode_stats(stats: &StatsReply, out: &mut Vec<u8>) {
+    out.extend((stats.values.len() as u32).to_le_bytes());
+    for (name, value) in &stats.values {
+        put_text(out, name);
+        out.extend(value.to_le_bytes());
+    }
+    // 1024 rows of at most 272 bytes stay well inside a frame.
+    let tenants = &stats.tenants[..stats.tenants.len().min(1024)];
+    out.extend((tenants.len() as u32).to_le_bytes());
+    for (name, bytes, blocks) in tenants {
+        put_text(out, name);
+        out.extend(bytes.to_le_bytes());
+        out.extend(blocks.to_le_bytes());
+    }
+}
+
+fn decode_stats(at: &mut Cursor<'_>) -> Result<StatsReply> {
+    let mut stats = StatsReply::default();
+    for _ in 0..bounded(at.u32()?)? {
+        stats.values.push((at.text()?.to_owned(), at.u64()?));
+    }
+    for _ in 0..bounded(at.u32()?)? {
+        stats.tenants.push((at.text()?.to_owned(), at.u64()?, at.u64()?));
+    }
+    Ok(stats)
+}
+
+fn bounded(count: u32) -> Result<u32> {
+    if count as usize > MAX_ITEMS {
+        return Err(Error::protocol(format!("{count} rows in a stats reply")));
+    }
+    Ok(count)
+}
