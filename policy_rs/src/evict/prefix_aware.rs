@@ -4,7 +4,7 @@
 //! capacity C, which is what recency alone would let a block live:
 //!
 //! ```text
-//! now + C·log2(uses, evicted life included) + 0.8·C·hint − 0.9·C·(partial and never matched)
+//! now + 0.8·C·log2(uses, evicted life included) + 0.8·C·hint − 0.9·C·(partial and never matched)
 //! ```
 //!
 //! Owns: the leaves ordered by that priority and the use counts of blocks that left (the ghosts).
@@ -14,7 +14,7 @@ use super::ghost::GhostTable;
 use super::{BlockId, EvictionPolicy, Forest, Rank, Touch};
 
 /// Capacities a block gains for every doubling of its uses.
-const FREQUENCY_WEIGHT: f64 = 1.0;
+const FREQUENCY_WEIGHT: f64 = 0.8;
 /// Capacities a sure hint is worth; under one, so that a wrong hint costs a delay, not a block.
 const HINT_WEIGHT: f64 = 0.8;
 /// Capacities a partial block loses until it was matched once.

@@ -7,8 +7,9 @@
 
 use super::{Costs, Decision, Plan, Query, Rng, Router, Runs, Tier, View};
 
-/// Fetch when the best prefix is longer than the instance's own by more than this factor.
-const BALANCING_THRESHOLD: f64 = 1.5;
+/// Fetch when the best prefix is longer than the instance's own by more than this factor. Of 1, 1.5, 2,
+/// 4 and 16, the value that serves the rule best overall on the conversation trace.
+const BALANCING_THRESHOLD: f64 = 1.0;
 
 /// See the module.
 pub struct Mooncake {

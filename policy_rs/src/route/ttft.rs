@@ -46,19 +46,26 @@ impl TtftRouter {
     /// What `replica` will reach once its queue has drained, blocks in the making included.
     fn reach(&self, view: &View<'_>, replica: usize) -> Runs {
         let mut runs = view.reach(replica);
+        if self.making.is_empty() {
+            return runs;
+        }
         let starts_s = view.now_s + view.loads[replica].queue_s;
-        let mut extend = |tier: Tier, from: u32, counts: &dyn Fn(&Pending) -> bool| {
-            let blocks = self.making.iter().skip(from as usize);
-            let made = blocks.map_while(|block| block.as_ref().filter(|made| counts(made))).count();
-            if made > 0 {
-                runs.extend(tier, from + made as u32);
-            }
-            runs
-        };
         let own = |made: &Pending| made.replica == replica;
-        let runs_local = extend(Tier::Dram, view.runs[replica].on_node(), &own);
-        let ready = |made: &Pending| made.replica == replica || made.ready_s <= starts_s;
-        extend(Tier::Peer, runs_local.up_to(Tier::Peer), &ready)
+        let local = view.runs[replica].on_node();
+        let made_here = self.made_from(local, own);
+        if made_here > 0 {
+            runs.extend(Tier::Dram, local + made_here);
+        }
+        let reached = runs.up_to(Tier::Peer);
+        let made = self.made_from(reached, |made| own(made) || made.ready_s <= starts_s);
+        runs.extend(Tier::Peer, reached + made);
+        runs
+    }
+
+    /// Blocks in the making that count, from block `from` on without a gap.
+    fn made_from(&self, from: u32, counts: impl Fn(&Pending) -> bool) -> u32 {
+        let blocks = self.making.iter().skip(from as usize);
+        blocks.take_while(|block| block.as_ref().is_some_and(&counts)).count() as u32
     }
 
     /// A plan for every accepting replica, into `self.plans`.
