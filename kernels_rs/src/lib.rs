@@ -14,15 +14,19 @@
 pub mod attention;
 mod error;
 mod ffi;
+mod forward;
 mod isa;
 mod memory;
+mod model;
 mod pool;
 #[cfg(feature = "python")]
 pub mod python;
 
 pub use error::{Error, Result};
+pub use forward::Item;
 pub use isa::Isa;
 pub use memory::Buffer;
+pub use model::{KvPool, Loader, Model, Shape};
 pub use pool::{Member, Pool};
 
 /// Digest of the kernels' sources, compiler and flags.

@@ -1,4 +1,4 @@
-//! The submodule `_store.cpu`: kernels for Python, with the GIL released while they run.
+//! Paged attention for an engine that keeps its own tensors.
 
 use std::{
     collections::HashMap,
@@ -8,17 +8,12 @@ use std::{
 
 use pyo3::{exceptions::PyValueError, prelude::*};
 
+use super::values;
 use crate::{
     Error, FINGERPRINT, Isa, Pool,
     attention::{self, Dtype, Geometry, Span},
     error::require,
 };
-
-impl From<Error> for PyErr {
-    fn from(error: Error) -> Self {
-        PyValueError::new_err(error.to_string())
-    }
-}
 
 /// Teams of the stateless functions, one for each thread count that was asked for.
 static TEAMS: LazyLock<Mutex<HashMap<usize, Arc<Pool>>>> = LazyLock::new(Mutex::default);
@@ -34,19 +29,9 @@ fn team(threads: usize) -> Result<Arc<Pool>, Error> {
     Ok(team)
 }
 
-/// `count` values at an address.
-///
-/// # Safety
-/// The address holds that many and outlives the slice.
-unsafe fn values<'a>(address: usize, count: usize) -> Result<&'a [i32], Error> {
-    require!(address != 0 && address.is_multiple_of(4), "an int32 array has no aligned address");
-    // SAFETY: the caller's promise.
-    Ok(unsafe { std::slice::from_raw_parts(address as *const i32, count) })
-}
-
 /// A pool's layer and the attention that reads it; the same for every call of one layer.
 #[pyclass(frozen, module = "mooncake_serve._store.cpu")]
-struct PagedAttention {
+pub(super) struct PagedAttention {
     geometry: Geometry,
     isa: Isa,
     team: Arc<Pool>,
@@ -118,7 +103,8 @@ impl PagedAttention {
             return Err(PyValueError::new_err("the tables are empty or too large"));
         };
         // SAFETY: the caller's addresses hold what the documented shapes say.
-        let (tables, lengths) = unsafe { (values(tables, entries)?, values(lengths, rows)?) };
+        let (tables, lengths) =
+            unsafe { (values::<i32>(tables, entries)?, values::<i32>(lengths, rows)?) };
         let spans: Vec<_> = std::iter::zip(lengths, tables.chunks_exact(table_width))
             .enumerate()
             .map(|(row, (&length, table))| Span {
@@ -155,7 +141,7 @@ impl PagedAttention {
             return Err(PyValueError::new_err("start or rows is too large"));
         }
         // SAFETY: the caller's address holds `table_width` entries.
-        let table = unsafe { values(table, table_width)? };
+        let table = unsafe { values::<i32>(table, table_width)? };
         let span = Span { table, first_row: 0, rows, visible: start + 1 };
         self.attend(py, &[span], query, out, pool, k_offset, v_offset)
     }
@@ -196,13 +182,4 @@ impl PagedAttention {
 fn require_addresses(addresses: &[usize]) -> Result<(), Error> {
     require!(addresses.iter().all(|a| *a != 0), "a null address");
     Ok(())
-}
-
-/// Adds the submodule `cpu` to the extension module.
-pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
-    let module = PyModule::new(parent.py(), "cpu")?;
-    module.add_class::<PagedAttention>()?;
-    module.add("FINGERPRINT", FINGERPRINT)?;
-    module.add("ISA", Isa::best().name())?;
-    parent.add_submodule(&module)
 }
