@@ -18,6 +18,7 @@ MooncakeError                     retry: may the same call succeed later?
 │   ├── NotFound                  404: model or route
 │   ├── PayloadTooLarge           413
 │   ├── Overloaded                429: with Retry-After
+│   ├── Unavailable               503: no replica can take it now
 │   ├── DeadlineExceeded          504
 │   └── EngineFailed              500: the replica could not finish it
 └── APIError                      the SDK's view of a failed call
@@ -162,6 +163,14 @@ class Overloaded(RequestError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message, code="overloaded")
         self.retry_after_s = retry_after_s
+
+
+class Unavailable(RequestError):
+    """No replica can take the request now."""
+
+    status = 503
+    type = "service_unavailable_error"
+    retry = True
 
 
 class DeadlineExceeded(RequestError):
