@@ -4,5 +4,7 @@
 //! Nothing here does I/O, reads a clock or draws from an unseeded generator.
 
 pub mod evict;
+#[cfg(feature = "python")]
+pub mod python;
 pub mod route;
 pub mod sim;

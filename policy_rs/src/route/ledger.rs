@@ -8,7 +8,7 @@
 use super::{Load, Plan};
 
 /// What a replica says about itself.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// When the row was taken or, on another host's clock, received.
     pub at_s: f64,
@@ -28,31 +28,26 @@ struct Reservation {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Ledger {
+pub(super) struct Ledger {
     rows: Vec<Row>,
     reservations: Vec<Reservation>,
     grace_s: f64,
 }
 
 impl Ledger {
-    /// A ledger of `replicas` idle replicas. `grace_s` covers the way of a request to its replica:
-    /// a row taken sooner may not show it.
-    #[must_use]
-    pub fn new(replicas: usize, grace_s: f64) -> Self {
-        let idle = Row { at_s: 0.0, load: Load { accepting: true, ..Load::default() } };
-        Self { rows: vec![idle; replicas], reservations: Vec::new(), grace_s }
+    pub(super) fn new(grace_s: f64) -> Self {
+        Self { rows: Vec::new(), reservations: Vec::new(), grace_s }
     }
 
-    /// The newest row of `replica`.
-    #[must_use]
-    pub fn row(&self, replica: usize) -> &Row {
-        &self.rows[replica]
+    pub(super) fn reported_s(&self, replica: usize) -> f64 {
+        self.rows.get(replica).map_or(f64::NEG_INFINITY, |row| row.at_s)
     }
 
-    /// Take a newer row; replicas beyond the known ones are added.
-    pub fn report(&mut self, replica: usize, row: Row) {
+    /// Take a newer row; replicas beyond the known ones are added, not accepting until they report.
+    pub(super) fn report(&mut self, replica: usize, row: Row) {
         if replica >= self.rows.len() {
-            self.rows.resize(replica + 1, Row::default());
+            let silent = Row { at_s: f64::NEG_INFINITY, load: Load::default() };
+            self.rows.resize(replica + 1, silent);
         }
         if row.at_s < self.rows[replica].at_s {
             return;
@@ -64,7 +59,7 @@ impl Ledger {
     }
 
     /// Count `request` on the planned replica until a row shows it.
-    pub fn reserve(&mut self, request: u64, plan: &Plan, tokens: u32, blocks: usize, now_s: f64) {
+    pub(super) fn reserve(&mut self, request: u64, plan: &Plan, tokens: u32, blocks: usize, now_s: f64) {
         self.reservations.push(Reservation {
             request,
             replica: plan.replica,
@@ -76,12 +71,12 @@ impl Ledger {
     }
 
     /// The request failed or went elsewhere.
-    pub fn cancel(&mut self, request: u64) {
+    pub(super) fn cancel(&mut self, request: u64) {
         self.reservations.retain(|held| held.request != request);
     }
 
     /// The loads at `now_s`, into `out`.
-    pub fn loads(&self, now_s: f64, out: &mut Vec<Load>) {
+    pub(super) fn loads(&self, now_s: f64, out: &mut Vec<Load>) {
         out.clear();
         out.extend(self.rows.iter().map(|row| {
             let drained = (now_s - row.at_s).max(0.0);

@@ -16,6 +16,7 @@ mod flow;
 mod ledger;
 mod mooncake;
 mod pending;
+mod planner;
 mod ray_prefix;
 mod rng;
 mod simple;
@@ -25,8 +26,10 @@ use std::str::FromStr;
 
 pub use cost::{Costs, Prefill, Reuse, Runs, TIERS, Tier, TierCost};
 pub use dynamo::Dynamo;
-pub use ledger::{Ledger, Row};
+use ledger::Ledger;
+pub use ledger::Row;
 pub use mooncake::Mooncake;
+pub use planner::Planner;
 pub use ray_prefix::RayPrefix;
 pub use rng::Rng;
 pub use simple::{LongestPrefix, PowerOfTwo, RoundRobin};
@@ -119,9 +122,12 @@ pub enum Decision {
 }
 
 /// A routing rule. A returned [`Decision::Go`] is final: rules that keep a history record it.
-pub trait Router: Send {
+pub trait Router: Send + Sync {
     /// Decide.
     fn route(&mut self, query: &Query<'_>, view: &View<'_>) -> Decision;
+
+    /// Newer measurements. Rules that do not predict ignore them.
+    fn set_costs(&mut self, _costs: &Costs) {}
 }
 
 /// The plan for a replica that was chosen by other means than its score.
@@ -155,17 +161,16 @@ pub enum RouterKind {
 }
 
 impl RouterKind {
-    /// A router for `replicas` replicas.
+    /// A router.
     #[must_use]
-    pub fn build(self, costs: &Costs, replicas: usize, slo_s: Option<f64>, seed: u64)
-    -> Box<dyn Router> {
+    pub fn build(self, costs: &Costs, slo_s: Option<f64>, seed: u64) -> Box<dyn Router> {
         let rng = Rng::new(seed);
         match self {
             Self::Ours => Box::new(TtftRouter::new(costs.clone(), slo_s, rng)),
             Self::RoundRobin => Box::new(RoundRobin::new(costs.clone())),
             Self::PowerOfTwo => Box::new(PowerOfTwo::new(costs.clone(), rng)),
             Self::LongestPrefix => Box::new(LongestPrefix::new(costs.clone(), rng)),
-            Self::RayPrefix => Box::new(RayPrefix::new(costs.clone(), replicas, rng)),
+            Self::RayPrefix => Box::new(RayPrefix::new(costs.clone(), rng)),
             Self::Dynamo => Box::new(Dynamo::new(costs.clone(), rng)),
             Self::Mooncake => Box::new(Mooncake::new(costs.clone(), slo_s, rng)),
         }

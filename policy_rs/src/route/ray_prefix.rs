@@ -21,10 +21,10 @@ pub struct RayPrefix {
 }
 
 impl RayPrefix {
-    /// An empty history for `replicas` replicas.
+    /// An empty history.
     #[must_use]
-    pub fn new(costs: Costs, replicas: usize, rng: Rng) -> Self {
-        Self { costs, rng, routed: HashMap::new(), sent_blocks: vec![0; replicas] }
+    pub fn new(costs: Costs, rng: Rng) -> Self {
+        Self { costs, rng, routed: HashMap::new(), sent_blocks: Vec::new() }
     }
 
     /// The replicas with the longest match, and its length in blocks.
@@ -57,6 +57,7 @@ impl RayPrefix {
 
 impl Router for RayPrefix {
     fn route(&mut self, query: &Query<'_>, view: &View<'_>) -> Decision {
+        self.sent_blocks.resize(view.loads.len(), 0);
         let (mut candidates, length) = self.longest_match(query, view);
         if (length as f64) < MATCH_RATE_MIN * query.keys.len() as f64 || length == 0 {
             candidates = view.accepting().collect();

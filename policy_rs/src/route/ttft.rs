@@ -38,11 +38,6 @@ impl TtftRouter {
         }
     }
 
-    /// Newer measurements.
-    pub fn set_costs(&mut self, costs: Costs) {
-        self.costs = costs;
-    }
-
     /// What `replica` will reach once its queue has drained, blocks in the making included.
     fn reach(&self, view: &View<'_>, replica: usize) -> Runs {
         let mut runs = view.reach(replica);
@@ -104,5 +99,9 @@ impl Router for TtftRouter {
         let new = query.keys.get(local..).unwrap_or_default();
         self.pending.announce(chosen.replica, new, view.now_s, view.now_s + chosen.ttft_s());
         Decision::Go(chosen)
+    }
+
+    fn set_costs(&mut self, costs: &Costs) {
+        self.costs = costs.clone();
     }
 }

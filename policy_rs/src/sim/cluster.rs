@@ -14,9 +14,7 @@ use super::index::Index;
 use super::node::{Job, Node};
 use super::report::{Report, Series, Summary, TierShares};
 use super::workload::Workload;
-use crate::route::{
-    Costs, Decision, Ledger, Load, Plan, Query, Reuse, Router, Row, Runs, Tier, View,
-};
+use crate::route::{Costs, Decision, Plan, Planner, Query, Reuse, Row, Runs, Tier};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
@@ -70,15 +68,13 @@ pub(super) struct Cluster<'a> {
     costs: Costs,
     work: Workload,
     nodes: Vec<Node>,
-    router: Box<dyn Router>,
+    planner: Planner,
     future: Arc<Future>,
     index: Index,
-    ledger: Ledger,
     events: BinaryHeap<Reverse<Event>>,
     scheduled: u64,
     now_s: f64,
     outcomes: Vec<Outcome>,
-    loads: Vec<Load>,
     runs: Vec<Runs>,
     keys: Vec<u64>,
 }
@@ -89,7 +85,7 @@ impl<'a> Cluster<'a> {
         profile: &'a Profile,
         work: Workload,
         nodes: Vec<Node>,
-        router: Box<dyn Router>,
+        planner: Planner,
         future: Arc<Future>,
     ) -> Self {
         Self {
@@ -97,16 +93,14 @@ impl<'a> Cluster<'a> {
             profile,
             costs: profile.costs(),
             index: Index::new(nodes.len(), work.trace.unique_blocks),
-            ledger: Ledger::new(nodes.len(), 0.0),
             outcomes: vec![Outcome::default(); work.trace.requests.len()],
             work,
             nodes,
-            router,
+            planner,
             future,
             events: BinaryHeap::new(),
             scheduled: 0,
             now_s: 0.0,
-            loads: Vec::new(),
             runs: Vec::new(),
             keys: Vec::new(),
         }
@@ -145,32 +139,28 @@ impl<'a> Cluster<'a> {
             self.schedule(self.arrival_s(number + 1), What::Arrival(number + 1));
         }
         for (node, state) in self.nodes.iter().enumerate() {
-            if self.now_s - self.ledger.row(node).at_s >= self.config.report_s {
+            if self.now_s - self.planner.reported_s(node) >= self.config.report_s {
                 let row = Row { at_s: self.now_s, load: state.load(self.now_s) };
-                self.ledger.report(node, row);
+                self.planner.report(node, row);
             }
         }
-        self.ledger.loads(self.now_s, &mut self.loads);
         let request = &self.work.trace.requests[number];
-        let cluster_run = self.index.runs(&request.blocks, &mut self.runs);
+        let mut cluster_run = self.index.runs(&request.blocks, &mut self.runs);
+        if !self.config.peers {
+            cluster_run = 0;
+        }
         self.keys.clear();
         self.keys.extend(request.blocks.iter().map(|&block| key(block)));
         let query = Query { tokens: request.input_tokens, keys: &self.keys };
-        let view = View {
-            now_s: self.now_s,
-            loads: &self.loads,
-            runs: &self.runs,
-            cluster_run: if self.config.peers { cluster_run } else { 0 },
-        };
-        if let Decision::Go(plan) = self.router.route(&query, &view) {
+        let decision =
+            self.planner.plan(number as u64, &query, &self.runs, cluster_run, self.now_s);
+        if let Decision::Go(plan) = decision {
             self.dispatch(number, &plan);
         }
     }
 
     fn dispatch(&mut self, number: usize, plan: &Plan) {
         let request = &self.work.trace.requests[number];
-        let blocks = request.blocks.len();
-        self.ledger.reserve(number as u64, plan, request.input_tokens, blocks, self.now_s);
         self.nodes[plan.replica].accept(Job::new(number, request, plan));
         self.outcomes[number].predicted_blocks = plan.reuse.prefix();
         self.start(plan.replica);

@@ -19,7 +19,7 @@ mod belady;
 mod cache;
 mod cluster;
 mod config;
-mod generate;
+mod generator;
 mod index;
 mod node;
 mod report;
@@ -33,14 +33,14 @@ use belady::{Belady, Future};
 use cache::Cache;
 use cluster::Cluster;
 pub use config::{Config, Profile, Tiers};
-pub use generate::{Shape, generate};
+pub use generator::{Shape, generate};
 use node::Node;
 pub use report::{Report, Series};
 use trace::Trace;
 use workload::Workload;
 
 use crate::evict::{EvictionPolicy, PolicyKind};
-use crate::route::RouterKind;
+use crate::route::{Planner, RouterKind};
 
 /// Run one configuration.
 ///
@@ -61,7 +61,6 @@ pub fn simulate(trace: &Trace, profile: &Profile, config: &Config) -> Result<Rep
     let future = Arc::new(Future::of(&trace));
     let router = RouterKind::from_str(&config.router)?.build(
         &profile.costs(),
-        config.nodes,
         config.slo_s,
         config.seed,
     );
@@ -76,7 +75,7 @@ pub fn simulate(trace: &Trace, profile: &Profile, config: &Config) -> Result<Rep
         ));
     }
     let workload = Workload::new(trace, config.hint_accuracy, &future, config.seed);
-    Ok(Cluster::new(config, profile, workload, nodes, router, future).run())
+    Ok(Cluster::new(config, profile, workload, nodes, Planner::new(router, 0.0), future).run())
 }
 
 fn policy(config: &Config, capacity: usize, future: &Arc<Future>)
