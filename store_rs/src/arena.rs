@@ -103,7 +103,7 @@ impl Arena {
     }
 
     /// Size.
-    pub fn len(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         self.map.len as u64
     }
 
@@ -167,14 +167,14 @@ impl Ingest {
     }
 
     /// Size.
-    pub fn len(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         self.map.len as u64
     }
 
     /// The bytes of a put, if they lie inside. The client may change them at any time: read once.
     pub fn at(&self, offset: u64, len: usize) -> Option<*const u8> {
         let end = offset.checked_add(len as u64)?;
-        (end <= self.len()).then(|| self.map.at(offset, len).cast_const())
+        (end <= self.size()).then(|| self.map.at(offset, len).cast_const())
     }
 }
 
@@ -193,7 +193,7 @@ impl IngestView {
     }
 
     /// Size.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.map.len
     }
 

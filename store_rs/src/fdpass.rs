@@ -23,7 +23,10 @@ pub(crate) fn send_all(socket: &UnixStream, mut bytes: &[u8]) -> Result<()> {
         match send(socket, bytes, SendFlags::NOSIGNAL) {
             Ok(sent) => bytes = &bytes[sent..],
             Err(Errno::INTR) => {}
-            Err(error) => return Err(Error::io("send to the other side", error)),
+            Err(Errno::PIPE | Errno::CONNRESET) => {
+                return Err(Error::unavailable("the client hung up"));
+            }
+            Err(error) => return Err(Error::io("send to the client", error)),
         }
     }
     Ok(())
@@ -35,7 +38,7 @@ pub(crate) fn recv_some(socket: &UnixStream, buffer: &mut [u8]) -> Result<usize>
         match recv(socket, &mut *buffer, RecvFlags::empty()) {
             Ok((received, _)) => return Ok(received),
             Err(Errno::INTR) => {}
-            Err(error) => return Err(Error::io("wait for the other side", error)),
+            Err(error) => return Err(Error::io("wait for the client", error)),
         }
     }
 }

@@ -170,9 +170,7 @@ impl Wire {
     fn receive(&mut self, socket: &UnixStream, filled: usize) -> Result<usize> {
         loop {
             match recv(socket, &mut self.buffer[filled..], RecvFlags::empty()) {
-                Ok((0, _)) => {
-                    return Err(Error::unavailable("the store closed the connection; is it up?"));
-                }
+                Ok((0, _)) | Err(Errno::CONNRESET) => return Err(hung_up()),
                 Ok((received, _)) => return Ok(filled + received),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(Error::io("wait for the store", error)),
@@ -212,6 +210,10 @@ pub(super) fn unexpected(reply: &Reply<'_>) -> Error {
     Error::protocol(format!("the store gave the wrong kind of answer: {reply:?}"))
 }
 
+fn hung_up() -> Error {
+    Error::unavailable("the store closed the connection; connect again once it is up")
+}
+
 fn dial(path: &Path, deadline: Deadline) -> Result<UnixStream> {
     let failed =
         |error: Errno| Error::io(&format!("connect to the store at {}", path.display()), error);
@@ -247,6 +249,7 @@ fn send_by(socket: &UnixStream, mut bytes: &[u8], deadline: Deadline) -> Result<
                     Err(error) => return Err(Error::io("wait for the store", error)),
                 }
             }
+            Err(Errno::PIPE | Errno::CONNRESET) => return Err(hung_up()),
             Err(error) => return Err(Error::io("send to the store", error)),
         }
     }

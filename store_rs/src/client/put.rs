@@ -59,7 +59,7 @@ impl Writer {
             Some(session) => session,
             empty => empty.insert(self.open(deadline)?),
         };
-        let room = session.ingest.len();
+        let room = session.ingest.size();
         if largest > room {
             return Err(Error::refused(format!(
                 "a block of {largest} bytes exceeds this client's put buffer of {room}; \

@@ -71,7 +71,7 @@ impl Server {
         let listener = Listener::bind(&options.socket)?;
         memory::check_fits("dram_bytes", options.dram_bytes)?;
         let arena = Arena::create(budget.arena as usize)?;
-        let index = Index::new(arena.len(), budget.limits, Box::new(Lru::default()));
+        let index = Index::new(arena.size(), budget.limits, Box::new(Lru::default()));
         let stop_event = eventfd(0, EventfdFlags::CLOEXEC)
             .map_err(|error| Error::io("create an eventfd", error))?;
         let shared = Arc::new(Shared {

@@ -131,7 +131,7 @@ impl Session {
         let reply = Reply::Welcome {
             epoch: self.shared.epoch,
             pid: std::process::id(),
-            arena_bytes: self.shared.arena.len(),
+            arena_bytes: self.shared.arena.size(),
             ingest_bytes: granted,
         };
         reply.encode(seq, &mut frame);
@@ -217,7 +217,7 @@ impl Drop for Session {
         }
         self.shared.peers().remove(&self.id);
         if let Some(ingest) = self.ingest.take() {
-            let granted = ingest.len();
+            let granted = ingest.size();
             drop(ingest);
             self.shared.return_ingest(granted);
         }

@@ -123,7 +123,8 @@ impl<'a> Cursor<'a> {
 
 /// Append a short text with its length; longer ones are cut at a character boundary.
 pub(crate) fn put_text(out: &mut Vec<u8>, text: &str) {
-    let cut = text.floor_char_boundary(u8::MAX as usize);
+    let fits = |&at: &usize| text.is_char_boundary(at);
+    let cut = (0..=text.len().min(u8::MAX as usize)).rev().find(fits).unwrap_or(0);
     out.push(cut as u8);
     out.extend(&text.as_bytes()[..cut]);
 }
