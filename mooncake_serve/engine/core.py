@@ -123,8 +123,8 @@ class EngineCore:
         self._inbox.put(lambda: self._cancel(request_id))
 
     def stats(self) -> EngineStats:
-        """The snapshot taken after the last step."""
-        return self._stats
+        """Figures of this moment; read without a lock, so they may be a step apart."""
+        return self._snapshot()
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until every completed block reached the store; False when it took longer."""
@@ -191,7 +191,6 @@ class EngineCore:
             self._publisher = Publisher(
                 self._store, backend, shape, self._post_release, PUBLISH_QUEUE_BLOCKS
             )
-        self._stats = self._snapshot()
 
     def _stop(self) -> None:
         self._closing = True
@@ -215,7 +214,6 @@ class EngineCore:
             self._loader.start(load)
         if step is not None:
             self._run(step)
-        self._stats = self._snapshot()
         if step is None:
             self._sleep(next_deadline)
 

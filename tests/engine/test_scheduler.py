@@ -132,9 +132,7 @@ requests = st.lists(
 def test_tokens_do_not_depend_on_company(cases, pool_blocks, any_cut, use_store, seed) -> None:
     stored: dict[bytes, bytes] | None = {} if use_store else None
     for _ in range(2 if use_store else 1):
-        world = World(
-            pool_blocks, any_cut=any_cut, stored=stored, max_batch=5, random=Random(seed)
-        )
+        world = World(pool_blocks, any_cut=any_cut, stored=stored, max_batch=5, random=Random(seed))
         documents = [[each] * 14 for each in range(3)]
         cancelled, cancels = set(), []
         for document, length, own, count, wait, cancel in cases:
@@ -153,6 +151,10 @@ def test_tokens_do_not_depend_on_company(cases, pool_blocks, any_cut, use_store,
         for sequence in world.sequences:
             if sequence not in cancelled:
                 world.check(sequence)
+        follow_ups = [world.submit([*each.tokens, 7], 3) for each in world.done]
+        world.run()
+        for sequence in follow_ups:
+            world.check(sequence)
 
 
 def test_eight_questions_compute_one_document_once() -> None:
