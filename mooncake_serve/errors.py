@@ -37,6 +37,19 @@ class MooncakeError(Exception):
 
     retry: bool = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors cross Ray's processes whole, whatever their constructors take."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(
+    kind: type[MooncakeError], args: tuple[Any, ...], state: dict[str, Any]
+) -> MooncakeError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
 
 class ConfigError(MooncakeError):
     """A setting is wrong. `field` is its dotted path, as written in the configuration."""

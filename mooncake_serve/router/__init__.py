@@ -1,7 +1,7 @@
 """Which replica gets a request.
 
-`planner` decides (pure), `board` holds what one process knows of the replicas, `request_router` makes
-Ray Serve obey.
+`planner` decides (pure), `board` holds what one process knows of the replicas, `request_router`
+makes Ray Serve obey.
 """
 
 from mooncake_serve.router.board import Board, Plan, Reservation, process_board

@@ -1,0 +1,67 @@
+"""The seam between HTTP and the model: what the front needs of the rest of the system.
+
+`Gateway` is implemented over Ray Serve in `api/ray_gateway.py`, and over a fake engine in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mooncake_serve.engine.protocol import Event, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What clients may know of the model."""
+
+    name: str
+    max_context: int
+    exact: bool
+    created: int
+
+
+class Codec(Protocol):
+    """Text to token ids, as the model wants it. Slow: call it off the event loop."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a raw prompt."""
+        ...
+
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn."""
+        ...
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of token ids."""
+        ...
+
+
+class Answer(Protocol):
+    """A running request."""
+
+    route: dict[str, Any]
+    """Who answers and why: replica, predicted seconds, matched tokens."""
+
+    def events(self) -> AsyncIterator[list[Event]]:
+        """Batches of events; the last ends in a FinishEvent or FailEvent. Closing it cancels."""
+        ...
+
+
+class Gateway(Protocol):
+    """Plans requests and runs them."""
+
+    async def card(self) -> ModelCard:
+        """The model. Raises Unavailable while no replica runs."""
+        ...
+
+    async def codec(self) -> Codec:
+        """The model's tokenizer."""
+        ...
+
+    async def start(
+        self, request: GenerationRequest, timeout_s: float, replica: int | None
+    ) -> Answer:
+        """Plan and send a request. Raises Overloaded, Unavailable or InvalidRequest."""
+        ...

@@ -1,0 +1,135 @@
+"""The model deployment: one engine on its own thread behind asyncio.
+
+Events come from the engine's thread. They are collected in a list and the loop is woken once per
+batch of them, so that a slow consumer gets longer lists, not more wake-ups. When the consumer of a
+stream goes away, Ray cancels the generator and the request is cancelled in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from ray import serve
+
+from mooncake_serve.config import load_app_config
+from mooncake_serve.engine.protocol import (
+    Engine,
+    Event,
+    FailEvent,
+    FinishEvent,
+    GenerationRequest,
+)
+from mooncake_serve.errors import EngineFailed, RequestError
+from mooncake_serve.store_actor import attach
+
+
+class EventBuffer:
+    """Events of one request on their way from the engine's thread to the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._events: list[Event] = []
+        self._lock = threading.Lock()
+        self._ready = asyncio.Event()
+
+    def put(self, event: Event) -> None:
+        """Add an event; called on the engine's thread."""
+        with self._lock:
+            self._events.append(event)
+            first = len(self._events) == 1
+        if first:
+            self._loop.call_soon_threadsafe(self._ready.set)
+
+    async def take(self) -> list[Event]:
+        """All events that have arrived, at least one."""
+        await self._ready.wait()
+        self._ready.clear()
+        with self._lock:
+            events, self._events = self._events, []
+        return events
+
+
+async def stream_events(engine: Engine, request: GenerationRequest) -> AsyncIterator[list[Event]]:
+    """Run a request; yields its events in batches, the last one ending in a Finish or FailEvent.
+
+    Errors are events too: an exception that crosses Serve would lose its class.
+    """
+    buffer = EventBuffer(asyncio.get_running_loop())
+    ended = False
+    try:
+        engine.submit(request, buffer.put)
+    except RequestError as err:
+        yield [FailEvent(err)]
+        return
+    try:
+        while not ended:
+            events = await buffer.take()
+            ended = isinstance(events[-1], FinishEvent | FailEvent)
+            yield [_portable(event) for event in events]
+    finally:
+        if not ended:
+            engine.cancel(request.request_id)
+
+
+def _portable(event: Event) -> Event:
+    """Only errors of our tree cross processes."""
+    if isinstance(event, FailEvent) and not isinstance(event.error, RequestError):
+        return FailEvent(EngineFailed(f"{type(event.error).__name__}: {event.error}"))
+    return event
+
+
+class ModelReplica:
+    """One model replica: a pool, an engine, a connection to the node's store."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        from mooncake_serve.engine.build import build_engine
+
+        app = load_app_config(config)
+        self._store = attach(app.store)
+        self._engine = build_engine(app, self._store)
+        self._id = serve.get_replica_context().replica_id.unique_id
+
+    async def describe(self) -> dict[str, Any]:
+        """What the ingress needs to know of the model."""
+        info = self._engine.info
+        return {
+            "name": info.name,
+            "namespace": info.namespace,
+            "block_tokens": info.layout.block_tokens,
+            "max_context": info.max_context,
+            "exact": info.exact,
+            "backend": info.backend,
+            "device": info.device,
+        }
+
+    async def generate(
+        self, request: GenerationRequest, timeout_s: float, replica: str | None = None
+    ) -> AsyncIterator[tuple[str, list[Event]]]:
+        """Batches of events with this replica's id. `replica` is the plan, read by the router."""
+        del replica
+        bounded = replace(request, deadline_s=time.monotonic() + timeout_s)
+        async for events in stream_events(self._engine, bounded):
+            yield self._id, events
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters of the engine and of its view of the store."""
+        store = asdict(self._store.stats()) if self._store else None
+        return {"engine": asdict(self._engine.stats()), "store": store}
+
+    async def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        if not self._engine.healthy:
+            raise EngineFailed("the engine's thread has ended")
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.close()
+        store = getattr(self, "_store", None)
+        if store is not None:
+            store.close()

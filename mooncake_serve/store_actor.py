@@ -1,0 +1,161 @@
+"""The node's store inside Ray: one detached actor per node, and who restarts it when it hangs.
+
+The actor only starts the Rust server, which runs on threads that never need the GIL. It is made by
+the first replica or ingress on the node, outlives the application, and Ray restarts it when its
+process dies. The first creator's settings win; later ones must agree. A store that does not answer
+pings for `HUNG_AFTER_S` is killed by one of its clients, so that Ray restarts it.
+
+A failure here never fails a request: without a store the engine computes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from mooncake_serve.config import StoreSettings
+from mooncake_serve.errors import StoreConfigMismatch
+from mooncake_serve.store import NodeStore, StoreServer
+from mooncake_serve.store.location import socket_dir, socket_path
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "mooncake-serve"
+WIRE_MAJOR = 1
+START_TIMEOUT_S = 120.0
+ATTACH_TIMEOUT_S = 10.0
+HUNG_AFTER_S = 10.0
+SUPERVISE_EVERY_S = 1.0
+IDLE_CHECK_S = 5.0
+
+
+def actor_name(node_id: str) -> str:
+    """Another wire major is another actor, beside the old one."""
+    return f"mooncake-store/{node_id}/{WIRE_MAJOR}"
+
+
+class StoreActor:
+    """Runs the Rust server; see the module."""
+
+    def __init__(self, socket: str, settings: dict[str, Any]) -> None:
+        self._settings = settings
+        _normal_priority()
+        parsed = StoreSettings.model_validate(settings)
+        self._server = StoreServer(
+            socket=socket,
+            dram_bytes=parsed.dram,
+            ingest_bytes_max=parsed.ingest,
+            max_sessions=parsed.max_sessions,
+        )
+        self._server.start()
+        if parsed.idle_exit_s:
+            threading.Thread(
+                target=self._exit_when_idle, args=(parsed.idle_exit_s,), daemon=True
+            ).start()
+
+    def settings(self) -> dict[str, Any]:
+        """What the first creator asked for."""
+        return self._settings
+
+    def pid(self) -> int:
+        """Process of the store."""
+        return self._server.pid
+
+    def _exit_when_idle(self, idle_exit_s: float) -> None:
+        """Leave when nobody has been attached for that long. Every running app stays attached."""
+        idle_since = time.monotonic()
+        me = ray.get_runtime_context().current_actor
+        while time.monotonic() - idle_since < idle_exit_s:
+            time.sleep(min(IDLE_CHECK_S, idle_exit_s))
+            if self._server.stats()["sessions"]:
+                idle_since = time.monotonic()
+        log.info("no client for %.0f s: the store exits", idle_exit_s)
+        ray.kill(me, no_restart=True)
+
+
+def attach(settings: StoreSettings) -> NodeStore | None:
+    """The node's store, started if need be and supervised from here; None when disabled.
+
+    Raises StoreConfigMismatch when a store runs with other settings. A store that cannot be reached
+    is not an error: the returned NodeStore misses until it can be.
+    """
+    if not settings.enabled:
+        return None
+    node_id = ray.get_runtime_context().get_node_id()
+    socket = socket_path(settings, node_id)
+    socket_dir(settings).mkdir(mode=0o700, parents=True, exist_ok=True)
+    _start(node_id, socket, settings)
+    store = NodeStore(str(socket), ingest_bytes=settings.ingest)
+    store.wait_until_healthy(ATTACH_TIMEOUT_S)
+    threading.Thread(
+        target=_supervise, args=(store, socket), name="store-supervisor", daemon=True
+    ).start()
+    return store
+
+
+def _start(node_id: str, socket: Path, settings: StoreSettings) -> None:
+    wanted = settings.model_dump(mode="json")
+    actor = (
+        ray.remote(StoreActor)
+        .options(
+            name=actor_name(node_id),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=4,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        .remote(str(socket), wanted)
+    )
+    try:
+        have = ray.get(actor.settings.remote(), timeout=START_TIMEOUT_S)
+    except ray.exceptions.RayError as err:
+        log.error("the node's store did not start, serving without it: %s", err)
+        return
+    for field, value in wanted.items():
+        # Each process may bring its own put buffer; the rest belongs to the store.
+        if field != "ingest" and have.get(field) != value:
+            raise StoreConfigMismatch(f"store.{field}", have.get(field), value)
+
+
+def _supervise(store: NodeStore, socket: Path) -> None:
+    while True:
+        time.sleep(SUPERVISE_EVERY_S)
+        pid = store.server_pid
+        if pid is not None and store.seconds_unresponsive >= HUNG_AFTER_S:
+            _kill_hung(store, pid, socket.with_suffix(".supervisor"))
+
+
+def _kill_hung(store: NodeStore, pid: int, lock_path: Path) -> None:
+    """End a hung store; the lock makes one of its clients do it."""
+    with lock_path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            process = os.pidfd_open(pid)
+        except (BlockingIOError, ProcessLookupError):
+            return
+        try:
+            if store.server_pid == pid and store.seconds_unresponsive >= HUNG_AFTER_S:
+                log.error("the store (pid %d) has not answered for 10 s: killing it", pid)
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)
+
+
+def _normal_priority() -> None:
+    """Ray's workers run at nice +15; every replica of the node waits for this one."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    except PermissionError:
+        log.info("the store keeps Ray's niceness; set RAY_worker_niceness=0 to change it")
