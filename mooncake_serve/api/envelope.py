@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,15 +10,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from mooncake_serve.errors import (
-    EngineFailed,
     InvalidRequest,
     NotFound,
     Overloaded,
     RequestError,
     Unavailable,
 )
-
-log = logging.getLogger(__name__)
 
 RETRY_UNAVAILABLE_S = 1
 
@@ -29,7 +25,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _unexpected)
 
 
 def respond(err: RequestError) -> JSONResponse:
@@ -78,8 +73,3 @@ async def _http_error(request: Request, err: Exception) -> JSONResponse:
     response = respond(ours)
     response.headers.update(err.headers or {})
     return response
-
-
-async def _unexpected(_: Request, err: Exception) -> JSONResponse:
-    log.error("unexpected error", exc_info=err)
-    return respond(EngineFailed("internal error; the server's log has the details"))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,10 +41,12 @@ class Codec(Protocol):
 class Answer(Protocol):
     """A running request."""
 
-    route: dict[str, Any]
-    """Who answers and why: replica, predicted seconds, matched tokens."""
+    @property
+    def route(self) -> dict[str, Any]:
+        """Who answers and why: replica, predicted seconds, matched tokens."""
+        ...
 
-    def events(self) -> AsyncIterator[list[Event]]:
+    def events(self) -> AsyncGenerator[list[Event]]:
         """Batches of events; the last ends in a FinishEvent or FailEvent. Closing it cancels."""
         ...
 

@@ -1,280 +1,163 @@
-"""Routes. Every request has a deadline; a client that goes away ends its request.
+"""The OpenAI-compatible application over a `Gateway`.
 
-Tokenising runs in a thread pool of its own: nothing here keeps the event loop for more than some
-milliseconds.
+Every request has one deadline, `api.request_timeout_s`, from its first byte to its last token. A
+request runs only while its client listens: leaving cancels it down to the engine. Nothing slow runs
+on the event loop. The first events are awaited before the status line is sent, so that an error
+before the first token has a status of its own; later ones become an SSE `error` event.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 
+import mooncake_serve
 from mooncake_serve.api import envelope
-from mooncake_serve.api.gateway import Answer, Codec, Gateway, ModelCard
-from mooncake_serve.api.limits import BodyLimit, RequestIds
-from mooncake_serve.api.render import Renderer, sse, sse_error
+from mooncake_serve.api.gateway import Answer, Gateway, ModelCard
+from mooncake_serve.api.middleware import Frame, read_body, unless_disconnected
+from mooncake_serve.api.prepare import Prepared, check_model, prepare
 from mooncake_serve.api.schemas import ChatBody, CompletionBody
+from mooncake_serve.api.shapes import ChatShape, Shape, TextShape
+from mooncake_serve.api.stream import EventStream, collect, until
+from mooncake_serve.api.tenancy import Tenant, tenant_of
 from mooncake_serve.config import ApiConfig
-from mooncake_serve.engine.protocol import (
-    Event,
-    FailEvent,
-    FinishEvent,
-    GenerationRequest,
-    TokenEvent,
-)
-from mooncake_serve.errors import (
-    ContextTooLong,
-    DeadlineExceeded,
-    EngineFailed,
-    InvalidRequest,
-    NotFound,
-    RequestError,
-)
+from mooncake_serve.engine.protocol import Event, GenerationRequest
+from mooncake_serve.errors import InvalidRequest
 
-T = TypeVar("T")
+PREPARE_THREADS = 2
+PIN, EXPLAIN, ROUTE = "x-mooncake-replica", "x-mooncake-explain", "x-mooncake-route"
 
-TOKENIZER_THREADS = 2
-DISCONNECT_POLL_S = 0.5
+B = TypeVar("B", ChatBody, CompletionBody)
 
 
-def create_app(gateway: Gateway, config: ApiConfig) -> FastAPI:
-    """The application over `gateway`."""
-    app = FastAPI(title="mooncake_serve", version=version("mooncake-serve"), redoc_url=None)
+def create_app(gateway: Gateway, settings: ApiConfig) -> FastAPI:
+    """The application; `gateway` is used from its event loop only."""
+    app = FastAPI(title="mooncake_serve", version=mooncake_serve.__version__)
+    front = _Front(gateway, settings)
+    app.add_api_route("/health", front.health, methods=["GET"])
+    app.add_api_route("/version", front.version, methods=["GET"])
+    app.add_api_route("/v1/models", front.models, methods=["GET"])
+    app.add_api_route("/v1/models/{name:path}", front.model, methods=["GET"])
+    app.add_api_route(
+        "/v1/chat/completions",
+        front.chat,
+        methods=["POST"],
+        response_model=None,
+        openapi_extra=_body_schema(ChatBody),
+    )
+    app.add_api_route(
+        "/v1/completions",
+        front.complete,
+        methods=["POST"],
+        response_model=None,
+        openapi_extra=_body_schema(CompletionBody),
+    )
     envelope.install(app)
-    app.add_middleware(BodyLimit, max_body=config.max_body)
-    app.add_middleware(RequestIds)
-    front = Front(gateway, config)
-    app.get("/health")(front.health)
-    app.get("/version")(front.version)
-    app.get("/v1/models")(front.models)
-    app.get("/v1/models/{model_id:path}")(front.model)
-    app.post("/v1/chat/completions", response_model=None)(front.chat)
-    app.post("/v1/completions", response_model=None)(front.complete)
+    app.add_middleware(Frame)
     return app
 
 
-class Front:
-    """The handlers, over one gateway."""
+def _body_schema(kind: type[ChatBody | CompletionBody]) -> dict[str, Any]:
+    schema = kind.model_json_schema()
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
-    def __init__(self, gateway: Gateway, config: ApiConfig) -> None:
+
+class _Front:
+    """The routes."""
+
+    def __init__(self, gateway: Gateway, settings: ApiConfig) -> None:
         self._gateway = gateway
-        self._config = config
-        self._pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._settings = settings
+        self._pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
 
     async def health(self) -> dict[str, str]:
-        """200 when a replica can answer."""
+        """200 while a replica can answer, else 503."""
         await self._gateway.card()
         return {"status": "ok"}
 
     async def version(self) -> dict[str, str]:
-        """The version of the server."""
-        return {"version": version("mooncake-serve")}
+        """The version of this server."""
+        return {"version": mooncake_serve.__version__}
 
     async def models(self) -> dict[str, Any]:
-        """The models served."""
-        return {"object": "list", "data": [_model_payload(await self._gateway.card())]}
+        """The one model served here."""
+        return {"object": "list", "data": [_model_json(await self._gateway.card())]}
 
-    async def model(self, model_id: str) -> dict[str, Any]:
-        """One model."""
+    async def model(self, name: str) -> dict[str, Any]:
+        """It, by its name."""
         card = await self._gateway.card()
-        _check_model(model_id, card)
-        return _model_payload(card)
+        check_model(name, card)
+        return _model_json(card)
 
-    async def chat(self, body: ChatBody, request: Request) -> Response:
-        """Answer a conversation."""
+    async def chat(self, request: Request) -> Response:
+        """`POST /v1/chat/completions`."""
+        return await self._answer(request, ChatBody)
 
-        def tokens(codec: Codec) -> list[int]:
-            return codec.encode_chat([message.template_form() for message in body.messages])
+    async def complete(self, request: Request) -> Response:
+        """`POST /v1/completions`."""
+        return await self._answer(request, CompletionBody)
 
-        return await self._run(body, request, tokens)
+    async def _answer(self, request: Request, kind: type[B]) -> Response:
+        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_s
+        tenant = tenant_of(request, self._settings.tenant_secret)
+        raw = await until(deadline, read_body(request, self._settings.max_body))
+        work = until(deadline, self._respond(request, kind, raw, tenant, deadline))
+        return await unless_disconnected(request.receive, work)
 
-    async def complete(self, body: CompletionBody, request: Request) -> Response:
-        """Continue a text."""
-
-        def tokens(codec: Codec) -> list[int]:
-            prompt = body.prompt
-            if isinstance(prompt, str):
-                return codec.encode(prompt)
-            ids = [token for token in prompt if isinstance(token, int)]
-            return ids or codec.encode(str(prompt[0]) if prompt else "")
-
-        return await self._run(body, request, tokens)
-
-    async def _run(
-        self,
-        body: ChatBody | CompletionBody,
-        http: Request,
-        tokens: Callable[[Codec], list[int]],
+    async def _respond(
+        self, request: Request, kind: type[B], raw: bytes, tenant: Tenant, deadline: float
     ) -> Response:
-        deadline = time.monotonic() + self._config.request_timeout_s
-        card = await self._gateway.card()
-        _check_model(body.model, card)
-        codec = await self._gateway.codec()
-        token_ids = await self._in_pool(lambda: tokens(codec))
-        sampling = body.sampling(card.max_context - len(token_ids))
-        _check_context(len(token_ids), sampling.max_tokens, card)
-        request = GenerationRequest(
-            request_id=http.state.request_id, token_ids=tuple(token_ids), sampling=sampling
-        )
+        card, codec = await asyncio.gather(self._gateway.card(), self._gateway.codec())
+        loop = asyncio.get_running_loop()
+        prepared = await loop.run_in_executor(self._pool, prepare, raw, kind, card, codec)
+        request_id = request.state.request_id
         answer = await self._gateway.start(
-            request, deadline - time.monotonic(), _pinned_replica(http)
+            _generation(request_id, prepared, tenant), deadline - loop.time(), _pin(request)
         )
-        renderer = Renderer(
-            kind="chat" if isinstance(body, ChatBody) else "text",
-            request_id=request.request_id,
-            model=card.name,
-            created=int(time.time()),
-            token_text=lambda token: codec.decode([token]),
-            logprobs=sampling.logprobs is not None,
-        )
-        events = _until(deadline, answer.events())
-        headers = _route_header(http, answer)
-        if not body.stream:
-            payload = await _unless_disconnected(http, _whole(events, renderer))
-            return JSONResponse(payload, headers=headers)
-        first = await anext(events)
-        if isinstance(first[0], FailEvent):
-            await events.aclose()
-            raise first[0].error
-        return StreamingResponse(
-            _stream(first, events, renderer, include_usage=body.include_usage),
-            media_type="text/event-stream",
-            headers={"cache-control": "no-cache", **headers},
-        )
-
-    async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        body = prepared.body
+        shape: Shape
+        if isinstance(body, ChatBody):
+            shape = ChatShape(card.name, codec, request_id, stream=body.stream)
+        else:
+            shape = TextShape(card.name, codec, request_id)
+        events = answer.events()
+        if body.stream:
+            first = await _first(events)
+            stream = EventStream(shape, first, events, deadline, usage=body.include_usage)
+            stream.headers.update(_route_headers(request, answer))
+            return stream
+        async with aclosing(events):
+            tokens, finish = await collect(events)
+        whole = await loop.run_in_executor(self._pool, shape.whole, tokens, finish)
+        return JSONResponse(whole, headers=_route_headers(request, answer))
 
 
-async def _until(
-    deadline: float, batches: AsyncIterator[list[Event]]
-) -> AsyncIterator[list[Event]]:
-    """The batches until the deadline; past it, one that fails."""
+async def _first(events: AsyncGenerator[list[Event]]) -> list[Event]:
     try:
-        while True:
-            try:
-                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    batch = await anext(batches)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                yield [FailEvent(DeadlineExceeded("the request did not finish in time"))]
-                return
-            except RequestError as err:
-                yield [FailEvent(err)]
-                return
-            yield batch
-    finally:
-        close = getattr(batches, "aclose", None)
-        if close is not None:
-            await close()
+        return await anext(events)
+    except BaseException:
+        await events.aclose()
+        raise
 
 
-async def _whole(events: AsyncIterator[list[Event]], renderer: Renderer) -> dict[str, Any]:
-    async with aclosing(events) as batches:  # pyright: ignore[reportArgumentType]
-        async for batch in batches:
-            for event in batch:
-                if isinstance(event, TokenEvent):
-                    renderer.add(event)
-                elif isinstance(event, FailEvent):
-                    raise event.error
-                else:
-                    return renderer.whole(event)
-    raise EngineFailed("the answer ended without a reason")
+def _generation(request_id: str, prepared: Prepared[Any], tenant: Tenant) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id,
+        token_ids=prepared.token_ids,
+        sampling=prepared.sampling,
+        tenant=tenant.name,
+        tenant_salt=tenant.salt,
+    )
 
 
-async def _stream(
-    first: list[Event],
-    events: AsyncIterator[list[Event]],
-    renderer: Renderer,
-    *,
-    include_usage: bool,
-) -> AsyncIterator[str]:
-    opening = renderer.first()
-    if opening is not None:
-        yield sse(opening)
-    batch: list[Event] = first
-    async with aclosing(events) as batches:  # pyright: ignore[reportArgumentType]
-        while True:
-            tokens = [event for event in batch if isinstance(event, TokenEvent)]
-            chunk = renderer.tokens(tokens)
-            if chunk is not None:
-                yield sse(chunk)
-            end = batch[-1]
-            if isinstance(end, FailEvent):
-                error = end.error
-                known = isinstance(error, RequestError)
-                yield sse_error(error if known else EngineFailed("the replica failed"))
-                return
-            if isinstance(end, FinishEvent):
-                for chunk in renderer.last(end):
-                    yield sse(chunk)
-                if include_usage:
-                    yield sse(renderer.usage(end))
-                yield sse("[DONE]")
-                return
-            batch = await anext(batches)
-
-
-async def _unless_disconnected(http: Request, work: Any) -> Any:
-    """Await `work`, but cancel it when the client goes away."""
-    task = asyncio.ensure_future(work)
-    try:
-        while not task.done():
-            await asyncio.wait({task}, timeout=DISCONNECT_POLL_S)
-            if not task.done() and await http.is_disconnected():
-                raise InvalidRequest("the client closed the connection", code="client_closed")
-        return task.result()
-    finally:
-        task.cancel()
-
-
-def _check_model(asked: str, card: ModelCard) -> None:
-    if asked != card.name:
-        raise NotFound(
-            f"no model {asked!r}; this server has {card.name!r}",
-            param="model",
-            code="model_not_found",
-        )
-
-
-def _check_context(prompt: int, max_tokens: int, card: ModelCard) -> None:
-    if prompt + max_tokens > card.max_context:
-        raise ContextTooLong(
-            f"this model's context is {card.max_context} tokens; the prompt has {prompt} and "
-            f"max_tokens asks for {max_tokens}",
-            param="messages" if prompt >= card.max_context else "max_tokens",
-            code="context_length_exceeded",
-        )
-
-
-def _pinned_replica(http: Request) -> int | None:
-    value = http.headers.get("x-mooncake-replica")
-    if value is None:
-        return None
-    if not value.isdecimal():
-        raise InvalidRequest(
-            f"x-mooncake-replica: {value!r} is not the index of a replica", code="invalid_value"
-        )
-    return int(value)
-
-
-def _route_header(http: Request, answer: Answer) -> dict[str, str]:
-    if http.headers.get("x-mooncake-explain") != "1":
-        return {}
-    return {"x-mooncake-route": json.dumps(answer.route)}
-
-
-def _model_payload(card: ModelCard) -> dict[str, Any]:
+def _model_json(card: ModelCard) -> dict[str, Any]:
     return {
         "id": card.name,
         "object": "model",
@@ -283,3 +166,19 @@ def _model_payload(card: ModelCard) -> dict[str, Any]:
         "max_model_len": card.max_context,
         "exact": card.exact,
     }
+
+
+def _pin(request: Request) -> int | None:
+    """The replica that a test or demonstration asks for, by its index."""
+    value = request.headers.get(PIN)
+    if value is None:
+        return None
+    if not value.isascii() or not value.isdigit() or len(value) > 6:
+        raise InvalidRequest(f"{PIN} must be the index of a replica, such as 0", param=PIN)
+    return int(value)
+
+
+def _route_headers(request: Request, answer: Answer) -> dict[str, str]:
+    if request.headers.get(EXPLAIN) != "1":
+        return {}
+    return {ROUTE: json.dumps(answer.route, separators=(",", ":"))}

@@ -1,0 +1,114 @@
+"""What surrounds every request: its id, the size of its body, and a client that leaves.
+
+`Frame` is plain ASGI: it sets `x-request-id` on every response and is the last resort for errors
+that no handler took, so that a client never sees anything but OpenAI's envelope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mooncake_serve.api.envelope import respond
+from mooncake_serve.errors import EngineFailed, PayloadTooLarge, RequestError
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class ClientGone(RequestError):
+    """The client closed the connection; nobody reads this answer."""
+
+    status = 499
+    type = "client_closed_request"
+
+
+class Frame:
+    """The outermost layer of the application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope))
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as err:
+            if started:
+                raise
+            if not isinstance(err, RequestError):
+                log.exception("request %s failed", request_id)
+                err = EngineFailed("internal error; the server's log has the details")
+            await respond(err)(scope, receive, send_with_id)
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get(REQUEST_ID, "")
+    return given if _ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body; PayloadTooLarge as soon as it is certain to exceed `limit` bytes."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"the body is larger than {limit} bytes; shorten it, or raise api.max_body",
+        code="body_too_large",
+    )
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, cancelling it when the client leaves. The body must have been read before."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone("the client closed the connection")
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
