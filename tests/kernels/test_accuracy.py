@@ -1,4 +1,4 @@
-"""The native forward computes the model: as close to float32 as transformers' own bf16, or closer."""
+"""The native forward is as close to float32 as transformers' own bf16, or closer."""
 
 from __future__ import annotations
 
