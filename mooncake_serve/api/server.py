@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -25,10 +24,10 @@ from mooncake_serve.api.middleware import Frame, read_body, unless_disconnected
 from mooncake_serve.api.prepare import Prepared, check_model, prepare
 from mooncake_serve.api.schemas import ChatBody, CompletionBody
 from mooncake_serve.api.shapes import ChatShape, Shape, TextShape
-from mooncake_serve.api.stream import EventStream, collect, until
+from mooncake_serve.api.stream import EventStream, collect, first_batch, until
 from mooncake_serve.api.tenancy import Tenant, tenant_of
 from mooncake_serve.config import ApiConfig
-from mooncake_serve.engine.protocol import Event, GenerationRequest
+from mooncake_serve.engine.protocol import GenerationRequest
 from mooncake_serve.errors import InvalidRequest
 
 PREPARE_THREADS = 2
@@ -129,7 +128,7 @@ class _Front:
             shape = TextShape(card.name, codec, request_id)
         events = answer.events()
         if body.stream:
-            first = await _first(events)
+            first = await first_batch(events)
             stream = EventStream(shape, first, events, deadline, usage=body.include_usage)
             stream.headers.update(_route_headers(request, answer))
             return stream
@@ -137,14 +136,6 @@ class _Front:
             tokens, finish = await collect(events)
         whole = await loop.run_in_executor(self._pool, shape.whole, tokens, finish)
         return JSONResponse(whole, headers=_route_headers(request, answer))
-
-
-async def _first(events: AsyncGenerator[list[Event]]) -> list[Event]:
-    try:
-        return await anext(events)
-    except BaseException:
-        await events.aclose()
-        raise
 
 
 def _generation(request_id: str, prepared: Prepared[Any], tenant: Tenant) -> GenerationRequest:

@@ -38,6 +38,18 @@ async def until(deadline: float, work: Coroutine[Any, Any, T]) -> T:
         ) from err
 
 
+async def first_batch(events: AsyncGenerator[list[Event]]) -> list[Event]:
+    """The first events. Raises what a FailEvent carries, having closed the generator."""
+    try:
+        batch = await anext(events)
+        if isinstance(batch[0], FailEvent):
+            _finished(batch[0])
+        return batch
+    except BaseException:
+        await events.aclose()
+        raise
+
+
 async def collect(
     events: AsyncGenerator[list[Event]],
 ) -> tuple[list[TokenEvent], FinishEvent]:
@@ -82,8 +94,6 @@ class EventStream(Response):
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        if isinstance(first[0], FailEvent):
-            _finished(first[0])
         self._shape = shape
         self._first = first
         self._events = events

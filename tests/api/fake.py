@@ -1,0 +1,102 @@
+"""A gateway over no model: a token is a character, the answer is the alphabet."""
+
+from __future__ import annotations
+
+import asyncio
+import string
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from mooncake_serve.api.gateway import ModelCard
+from mooncake_serve.engine.protocol import (
+    Event,
+    FailEvent,
+    FinishEvent,
+    GenerationRequest,
+    TokenEvent,
+    TokenLogprob,
+    Usage,
+)
+
+MODEL = "org/fake"
+CONTEXT = 512
+
+
+class CharCodec:
+    """Token ids are code points."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(char) for char in text]
+
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(chr(token) for token in token_ids)
+
+
+class FakeAnswer:
+    """The alphabet, one letter a batch, then whatever the gateway was told to do."""
+
+    def __init__(self, gateway: FakeGateway, request: GenerationRequest, replica: int) -> None:
+        self._gateway = gateway
+        self._request = request
+        self.route = {"replica": f"r{replica}", "queue_s": 0.0, "matched_tokens": 64}
+
+    async def events(self) -> AsyncGenerator[list[Event]]:
+        gateway, sampling = self._gateway, self._request.sampling
+        try:
+            for index in range(sampling.max_tokens):
+                if index == gateway.fail_after:
+                    yield [FailEvent(gateway.error)]
+                    return
+                if index == gateway.hang_after:
+                    gateway.hanging.set()
+                    await asyncio.Event().wait()
+                yield [self._token(index)]
+            yield [FinishEvent("length", self._usage())]
+        finally:
+            gateway.closed.append(self._request.request_id)
+
+    def _token(self, index: int) -> TokenEvent:
+        letter = string.ascii_lowercase[index % 26]
+        if self._request.sampling.logprobs is None:
+            return TokenEvent(ord(letter), letter)
+        tops = tuple(
+            TokenLogprob(ord(letter) + rank, -0.5 - rank)
+            for rank in range(self._request.sampling.logprobs)
+        )
+        return TokenEvent(ord(letter), letter, TokenLogprob(ord(letter), -0.5), tops)
+
+    def _usage(self) -> Usage:
+        return Usage(len(self._request.token_ids), self._request.sampling.max_tokens, 4)
+
+
+class FakeGateway:
+    """Records requests; fails, hangs or refuses on demand."""
+
+    def __init__(self) -> None:
+        self.requests: list[GenerationRequest] = []
+        self.closed: list[str] = []
+        self.pins: list[int | None] = []
+        self.fail_after: int | None = None
+        self.hang_after: int | None = None
+        self.error: Exception = RuntimeError("boom")
+        self.refusal: Exception | None = None
+        self.hanging = asyncio.Event()
+
+    async def card(self) -> ModelCard:
+        return ModelCard(MODEL, CONTEXT, True, 1_700_000_000)
+
+    async def codec(self) -> CharCodec:
+        return CharCodec()
+
+    async def start(
+        self, request: GenerationRequest, timeout_s: float, replica: int | None
+    ) -> FakeAnswer:
+        assert timeout_s > 0
+        if self.refusal is not None:
+            raise self.refusal
+        self.requests.append(request)
+        self.pins.append(replica)
+        return FakeAnswer(self, request, replica or 0)
