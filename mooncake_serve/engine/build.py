@@ -9,7 +9,10 @@ from mooncake_serve.engine.core import EngineCore, EngineSettings
 from mooncake_serve.engine.protocol import Backend
 from mooncake_serve.engine.torch_backend import TorchBackend
 from mooncake_serve.engine.transfer import BlockStore
-from mooncake_serve.models import load_model, load_tokenizer
+from mooncake_serve.models import LoadedModel, load_model, load_tokenizer
+
+NATIVE_ISAS = ("amx", "avx512_bf16")
+"""Where the native backend was measured to beat torch; elsewhere it has to be asked for."""
 
 
 def build_engine(config: AppConfig, store: BlockStore | None) -> EngineCore:
@@ -37,7 +40,20 @@ def choose_device(configured: str) -> str:
 
 
 def _make_backend(config: AppConfig) -> Backend:
-    loaded = load_model(config.model, choose_device(config.engine.device))
-    return TorchBackend(
-        loaded, block_tokens=config.engine.block_tokens, threads=config.engine.threads
-    )
+    engine = config.engine
+    loaded = load_model(config.model, choose_device(engine.device))
+    if engine.backend == "native" or (engine.backend == "auto" and _native_is_faster(loaded)):
+        from mooncake_serve.engine.native import NativeBackend
+
+        return NativeBackend(loaded, block_tokens=engine.block_tokens, threads=engine.threads)
+    return TorchBackend(loaded, block_tokens=engine.block_tokens, threads=engine.threads)
+
+
+def _native_is_faster(loaded: LoadedModel) -> bool:
+    """Whether the native backend can run this model here, on the instructions it is made for."""
+    if loaded.model.device.type != "cpu":
+        return False
+    from mooncake_serve._store import cpu
+    from mooncake_serve.engine.native import supports
+
+    return cpu.ISA in NATIVE_ISAS and supports(loaded.model.config, loaded.model.dtype) is None

@@ -17,9 +17,9 @@ masked SDPA over everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch.nn.attention.bias import causal_lower_right
@@ -29,8 +29,24 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 ATTENTION_NAME = "mooncake_paged"
 
-DecodeKernel = Callable[["PagedStep", int, torch.Tensor, float], torch.Tensor]
-"""(step, layer, query [rows, heads, head_dim], scale) to the output of the query's shape."""
+
+class AttentionKernels(Protocol):
+    """Attention that reads past and new tokens from the pool itself."""
+
+    prefills: bool
+    """Whether `prefill` is to be used too."""
+
+    def decode(
+        self, paged: PagedStep, layer: int, query: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Query and output `[rows, heads, head_dim]`, one sequence each."""
+        ...
+
+    def prefill(
+        self, paged: PagedStep, layer: int, query: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Query and output `[tokens, heads, head_dim]` of one sequence's chunk."""
+        ...
 
 
 @dataclass(slots=True)
@@ -39,23 +55,31 @@ class PagedStep:
 
     pool: torch.Tensor
     prefill: bool
-    past: torch.Tensor
-    """Prefill: ids of the blocks before this chunk. Decode: block tables, `[rows, max_blocks]`."""
+    tables: torch.Tensor
+    """Blocks of each row up to the one it writes to, `[rows, max_blocks]`, padded with 0."""
     blocks: torch.Tensor
-    """Block that each row writes to; one element in prefill."""
+    """Block that each row writes to."""
     offsets: torch.Tensor
-    """Position inside that block, per row."""
+    """Position inside that block."""
     lengths: torch.Tensor
     """Tokens of each row, including the new ones."""
-    decode: DecodeKernel
+    length: int
+    """The largest of them."""
+    kernels: AttentionKernels | None = None
+    """None: attention by torch."""
     groups: Sequence[tuple[int, torch.Tensor]] = ()
-    """Decode in torch: rows by their number of blocks."""
-    past_int32: torch.Tensor = field(init=False)
+    """Decode by torch: rows by their number of blocks."""
+    tables_int32: torch.Tensor = field(init=False)
     lengths_int32: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.past_int32 = self.past.int()
+        self.tables_int32 = self.tables.int()
         self.lengths_int32 = self.lengths.int()
+
+    @property
+    def past(self) -> torch.Tensor:
+        """Prefill: the blocks before the chunk's own."""
+        return self.tables[0, :-1]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put the new tokens of one layer into the pool."""
@@ -120,7 +144,7 @@ class _Inputs:
     scale: float
 
 
-def paged_attention(  # noqa: PLR0917 - transformers calls it so
+def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -134,8 +158,12 @@ def paged_attention(  # noqa: PLR0917 - transformers calls it so
     assert paged is not None, "the model dropped the step on its way to attention"
     layer = cast(int, module.layer_idx)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    kernels = paged.kernels
     if not paged.prefill:
-        return paged.decode(paged, layer, query[:, :, 0], scale).unsqueeze(1), None
+        decode = decode_torch if kernels is None else kernels.decode
+        return decode(paged, layer, query[:, :, 0], scale).unsqueeze(1), None
+    if kernels is not None and kernels.prefills:
+        return kernels.prefill(paged, layer, query[0].transpose(0, 1), scale).unsqueeze(0), None
     prefill = _prefill_cpu if query.device.type == "cpu" else _prefill_cuda
     return prefill(paged, layer, _Inputs(query, key, value, scale)).transpose(1, 2), None
 
@@ -200,7 +228,7 @@ def decode_torch(paged: PagedStep, layer: int, query: torch.Tensor, scale: float
     kv_heads = paged.pool.shape[4]
     output = torch.empty_like(query)
     for count, members in paged.groups:
-        tables = paged.past.index_select(0, members)[:, :count].flatten()
+        tables = paged.tables.index_select(0, members)[:, :count].flatten()
         shape = (len(members), count * paged.pool.shape[3], kv_heads, dim)
         keys = paged.pool[:, layer, 0].index_select(0, tables).view(shape).transpose(1, 2)
         values = paged.pool[:, layer, 1].index_select(0, tables).view(shape).transpose(1, 2)

@@ -102,7 +102,7 @@ OnEvent = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The bytes of one KV block: `[layer][K|V][token][kv_head][head_dim]` unless `order` differs."""
+    """A KV block's bytes: `[layer][K|V][token][kv_head][head_dim]` unless `order` differs."""
 
     layers: int
     kv_heads: int
@@ -172,6 +172,11 @@ class Engine(Protocol):
     """A running model. Thread-safe; events arrive on the engine's own thread."""
 
     info: ModelInfo
+
+    @property
+    def healthy(self) -> bool:
+        """False once the engine's thread has ended; the replica must be replaced."""
+        ...
 
     def submit(self, request: GenerationRequest, on_event: OnEvent) -> None:
         """Queue a request. `on_event` gets its tokens, then one FinishEvent or FailEvent.

@@ -19,14 +19,12 @@ from typing import Literal
 
 import torch
 
-from mooncake_serve.engine.decode_kernel import NativeDecode
 from mooncake_serve.engine.namespace import torch_numerics_id
+from mooncake_serve.engine.native_attention import NativeAttention
 from mooncake_serve.engine.paged_attention import (
     ATTENTION_NAME,
-    DecodeKernel,
     PagedCache,
     PagedStep,
-    decode_torch,
 )
 from mooncake_serve.engine.probe import check_logits, least_exact_rows, own_logits
 from mooncake_serve.engine.protocol import KVLayout, WorkItem
@@ -52,7 +50,7 @@ class TorchBackend:
         threads: int,
         attention: Literal["auto", "torch"] = "auto",
     ) -> None:
-        """`attention="torch"` keeps decode off the native kernel."""
+        """`attention="torch"` keeps attention off the native kernels."""
         torch.set_num_threads(threads)
         self._model = loaded.model
         config = loaded.model.config
@@ -72,7 +70,8 @@ class TorchBackend:
         self.fingerprint = loaded.fingerprint
         self._pool = torch.empty(0)
         self._least_rows = 1
-        self._decode, kernel_id = self._choose_decode(heads, threads, attention)
+        self._kernels = self._choose_kernels(heads, threads, attention)
+        kernel_id = "torch-sdpa" if self._kernels is None else self._kernels.kernel_id
         self.numerics_id = torch_numerics_id(
             device=self._device, threads=threads, kernel_id=kernel_id, block_tokens=block_tokens
         )
@@ -80,17 +79,16 @@ class TorchBackend:
             self._check_model()
             self._least_rows, self.exact = self._probe_rows()
 
-    def _choose_decode(
+    def _choose_kernels(
         self, heads: int, threads: int, attention: Literal["auto", "torch"]
-    ) -> tuple[DecodeKernel, str]:
-        if attention == "auto" and self._device.type == "cpu":
-            try:
-                native = NativeDecode(self.layout, heads, threads)
-            except ValueError as err:
-                log.info("decode attention by torch: %s", err)
-            else:
-                return native, native.kernel_id
-        return decode_torch, "torch-sdpa"
+    ) -> NativeAttention | None:
+        if attention == "torch" or self._device.type != "cpu":
+            return None
+        try:
+            return NativeAttention(self.layout, heads, threads)
+        except ValueError as err:
+            log.info("attention by torch: %s", err)
+            return None
 
     def _check_model(self) -> None:
         """Compare a full block, a tail and a decode step with the model's own attention."""
@@ -144,11 +142,12 @@ class TorchBackend:
         step = PagedStep(
             pool=self._pool,
             prefill=True,
-            past=self._tensor(item.table[:index]),
+            tables=self._tensor([item.table[: index + 1]]),
             blocks=self._tensor(item.table[index : index + 1]),
             offsets=self._tensor([0]),
             lengths=self._tensor([item.start + count]),
-            decode=self._decode,
+            length=item.start + count,
+            kernels=self._kernels,
         )
         positions = torch.arange(item.start, item.start + count, device=self._device)
         logits = self._run(step, self._tensor(item.tokens).unsqueeze(0), positions.unsqueeze(0))
@@ -169,14 +168,15 @@ class TorchBackend:
         step = PagedStep(
             pool=self._pool,
             prefill=False,
-            past=self._tensor(tables),
+            tables=self._tensor(tables),
             blocks=self._tensor(
                 [item.table[count - 1] for item, count in zip(rows, counts, strict=True)]
             ),
             offsets=self._tensor([start % block_tokens for start in starts]),
             lengths=self._tensor([start + 1 for start in starts]),
-            decode=self._decode,
-            groups=self._groups(counts) if self._decode is decode_torch else (),
+            length=max(starts) + 1,
+            kernels=self._kernels,
+            groups=self._groups(counts) if self._kernels is None else (),
         )
         tokens = self._tensor([item.tokens[0] for item in rows]).unsqueeze(1)
         logits = self._run(step, tokens, self._tensor(starts).unsqueeze(1))

@@ -13,10 +13,13 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mooncake_serve.engine.protocol import Backend
 from mooncake_serve.engine.scheduler import Completed, Load
+
+if TYPE_CHECKING:
+    from mooncake_serve._store import BlockShape
 
 
 class BlockStore(Protocol):
@@ -40,7 +43,7 @@ class BlockStore(Protocol):
         keys: Sequence[bytes],
         parents: Sequence[bytes | None],
         buffers: Sequence[memoryview],
-        shape: object,
+        shape: BlockShape,
         tenant: str = "",
     ) -> list[str]:
         """Store blocks; per block "stored", "present" or "refused: reason"."""
@@ -98,7 +101,7 @@ class Publisher:
         self,
         store: BlockStore,
         backend: Backend,
-        shape: object,
+        shape: BlockShape,
         done: Callable[[Completed], None],
         max_queued: int,
     ) -> None:

@@ -130,7 +130,7 @@ def torch_engine(
     loaded: LoadedModel,
     store: Any = None,
     *,
-    block_tokens: int = 16,
+    block_tokens: int = 32,
     pool_blocks: int = 512,
     threads: int = 1,
     max_batch: int = 32,

@@ -15,21 +15,21 @@ def smollm2() -> LoadedModel:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tiny_models_with_store_and_company(family: str) -> None:
-    check_store_and_company(tiny_model(family), block_tokens=16, company=8)
+    check_store_and_company(tiny_model(family), block_tokens=32, company=8)
 
 
 def test_tiny_model_among_forty() -> None:
-    check_store_and_company(tiny_model("llama"), block_tokens=16, company=40)
+    check_store_and_company(tiny_model("llama"), block_tokens=32, company=40)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tiny_models_second_turn(family: str) -> None:
-    check_second_turn(tiny_model(family), block_tokens=16)
+    check_second_turn(tiny_model(family), block_tokens=32)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_tiny_models_preempted_in_mid_decode(family: str) -> None:
-    check_preemption(tiny_model(family), block_tokens=16)
+    check_preemption(tiny_model(family), block_tokens=32)
 
 
 def test_two_threads() -> None:
