@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mooncake_serve.config import StoreSettings
@@ -104,23 +105,20 @@ def attach(settings: StoreSettings) -> NodeStore | None:
 
 def _start(node_id: str, socket: Path, settings: StoreSettings) -> None:
     wanted = settings.model_dump(mode="json")
-    actor = (
-        ray.remote(StoreActor)
-        .options(
-            name=actor_name(node_id),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=-1,
-            max_concurrency=4,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        )
-        .remote(str(socket), wanted)
-    )
+    remote: Any = ray.remote(StoreActor)
+    actor = remote.options(
+        name=actor_name(node_id),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_concurrency=4,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+    ).remote(str(socket), wanted)
     try:
-        have = ray.get(actor.settings.remote(), timeout=START_TIMEOUT_S)
-    except ray.exceptions.RayError as err:
+        have: Any = ray.get(actor.settings.remote(), timeout=START_TIMEOUT_S)
+    except RayError as err:
         log.error("the node's store did not start, serving without it: %s", err)
         return
     for field, value in wanted.items():

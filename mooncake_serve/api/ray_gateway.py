@@ -1,0 +1,212 @@
+"""The gateway over Ray Serve: plan with the board, send through a handle, retry when a replica dies.
+
+A request whose replica died before its first token goes to another one; after the first token it
+fails cleanly, because sampled tokens cannot be taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from array import array
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    ReplicaUnavailableError,
+)
+from ray.serve.handle import DeploymentHandle
+
+from mooncake_serve.api.gateway import Codec, ModelCard
+from mooncake_serve.config import AppConfig
+from mooncake_serve.engine.protocol import Event, FailEvent, FinishEvent, GenerationRequest
+from mooncake_serve.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
+from mooncake_serve.router import Board, Reservation
+from mooncake_serve.store import NodeStore, block_keys
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS_MAX = 3
+REPLICA_WAIT_S = 5.0
+REPLICA_POLL_S = 0.05
+NO_REPLICA = "no model replica is running; try again soon (`serve status` says why)"
+
+REPLICA_GONE = (RayActorError, ReplicaUnavailableError)
+
+
+class RayGateway:
+    """Runs requests on the deployment behind `handle`."""
+
+    def __init__(
+        self,
+        handle: DeploymentHandle,
+        board: Board,
+        config: AppConfig,
+        codec: Codec,
+        store: NodeStore | None,
+    ) -> None:
+        self._describe = handle.describe
+        # Typed as Any: Ray's stubs do not know that stream=True makes an async generator.
+        self._generate: Any = handle.options(stream=True).generate
+        self._board = board
+        self._config = config
+        self._codec = codec
+        self._store = store
+        self._model: dict[str, Any] | None = None
+        self._created = int(time.time())
+
+    async def card(self) -> ModelCard:
+        """The model. Raises Unavailable while no replica runs."""
+        model = await self._known_model()
+        if not self._board.replicas():
+            raise Unavailable(NO_REPLICA, code="no_replica")
+        return ModelCard(
+            name=model["name"],
+            max_context=model["max_context"],
+            exact=model["exact"],
+            created=self._created,
+        )
+
+    async def codec(self) -> Codec:
+        """The model's tokenizer."""
+        return self._codec
+
+    async def start(
+        self, request: GenerationRequest, timeout_s: float, replica: int | None
+    ) -> RayAnswer:
+        """Plan a request. It is sent when its events are asked for."""
+        model = await self._known_model()
+        matched = await asyncio.to_thread(self._matched_tokens, request, model)
+        pinned = self._pinned(replica)
+        reservation = await self._reserve(len(request.token_ids), matched, pinned)
+        return RayAnswer(self, request, timeout_s, matched, reservation)
+
+    async def _known_model(self) -> dict[str, Any]:
+        model = self._model
+        if model is None:
+            try:
+                async with asyncio.timeout(REPLICA_WAIT_S):
+                    described: Any = await self._describe.remote()
+            except (TimeoutError, RayServeException, *REPLICA_GONE) as err:
+                raise Unavailable(NO_REPLICA, code="no_replica") from err
+            self._model = model = dict(described)
+        return model
+
+    def _matched_tokens(self, request: GenerationRequest, model: dict[str, Any]) -> int:
+        """Prompt tokens that the node's store could supply; never the tail (see the engine)."""
+        block_tokens = model["block_tokens"]
+        full_blocks = (len(request.token_ids) - 1) // block_tokens
+        if self._store is None or full_blocks == 0:
+            return 0
+        keys = block_keys(
+            model["namespace"],
+            request.tenant_salt,
+            array("I", request.token_ids[: full_blocks * block_tokens]),
+            block_tokens,
+        )
+        return self._store.match(keys, request.tenant) * block_tokens
+
+    def _pinned(self, index: int | None) -> str | None:
+        if index is None:
+            return None
+        replicas = self._board.replicas()
+        if index >= len(replicas):
+            raise InvalidRequest(
+                f"x-mooncake-replica: no replica {index}, {len(replicas)} run", code="invalid_value"
+            )
+        return replicas[index]
+
+    async def _reserve(self, length: int, matched: int, pinned: str | None) -> Reservation:
+        """Plan and reserve, waiting a little for a replica to appear."""
+        deadline = time.monotonic() + REPLICA_WAIT_S
+        while True:
+            # One store serves the whole node, so every replica here could load the same blocks.
+            matched_by_replica = dict.fromkeys(self._board.replicas(), matched)
+            reservation = self._board.reserve(length, matched_by_replica, pinned)
+            if reservation is not None:
+                return reservation
+            if time.monotonic() > deadline:
+                raise Unavailable(NO_REPLICA, code="no_replica")
+            await asyncio.sleep(REPLICA_POLL_S)
+
+
+class RayAnswer:
+    """One planned request; `events` sends it."""
+
+    def __init__(
+        self,
+        gateway: RayGateway,
+        request: GenerationRequest,
+        timeout_s: float,
+        matched: int,
+        reservation: Reservation,
+    ) -> None:
+        self._gateway = gateway
+        self._request = request
+        self._deadline = time.monotonic() + timeout_s
+        self._matched = matched
+        self._reservation = reservation
+        self._started = False
+
+    @property
+    def route(self) -> dict[str, Any]:
+        """Who answers and why. The replica is the one that did, once it has begun."""
+        plan = self._reservation.plan
+        return {
+            "replica": plan.replica,
+            "queue_s": round(plan.score.queue_s, 6),
+            "load_s": round(plan.score.load_s, 6),
+            "prefill_s": round(plan.score.prefill_s, 6),
+            "matched_tokens": self._matched,
+        }
+
+    async def events(self) -> AsyncGenerator[list[Event]]:
+        """Batches of events. Closing the iterator cancels the request."""
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            replica = self._reservation.plan.replica
+            try:
+                async for events in self._send(replica):
+                    yield events
+                return
+            except REPLICA_GONE as err:
+                log.warning("replica %s went away: %s", replica, type(err).__name__)
+                self._gateway._board.drop_replica(replica)
+                if self._started or attempt == ATTEMPTS_MAX:
+                    message = "the replica died while answering; send the request again"
+                    yield [FailEvent(EngineFailed(message, code="replica_died"))]
+                    return
+            except BackPressureError:
+                yield [FailEvent(Overloaded("every replica's queue is full; try again later"))]
+                return
+            except DeploymentUnavailableError as err:
+                yield [FailEvent(Unavailable(str(err.message), code="no_replica"))]
+                return
+            finally:
+                self._reservation.end()
+            length = len(self._request.token_ids)
+            self._reservation = await self._gateway._reserve(length, self._matched, None)
+
+    async def _send(self, replica: str) -> AsyncGenerator[list[Event]]:
+        remaining = max(0.0, self._deadline - time.monotonic())
+        stream = self._gateway._generate.remote(self._request, remaining, replica=replica)
+        ended = False
+        try:
+            async for _, events in stream:
+                self._started = True
+                last = events[-1]
+                if isinstance(last, FinishEvent):
+                    usage = last.usage
+                    computed = usage.prompt_tokens - usage.cached_tokens
+                    self._reservation.first_token(computed, usage.cached_tokens)
+                else:
+                    self._reservation.first_token()
+                ended = isinstance(last, FinishEvent | FailEvent)
+                yield events
+        finally:
+            if not ended:
+                stream.cancel()

@@ -1,0 +1,59 @@
+"""The Ray Serve application: `import_path: mooncake_serve.app:build` in `deployments/*.yaml`.
+
+An ingress (HTTP, tokenising, planning) in front of model replicas. The configuration is checked
+before anything is deployed, so that a mistake is an error at start and not a replica that restarts
+for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from mooncake_serve.app.ingress import Ingress
+from mooncake_serve.app.machine import check_machine
+from mooncake_serve.config import AppConfig, load_app_config
+from mooncake_serve.models import resolve_model
+from mooncake_serve.replica import ModelReplica
+from mooncake_serve.router.request_router import PlannedRouter
+
+INGRESS_ONGOING_MAX = 1024
+HEALTH_PERIOD_S = 5
+HEALTH_TIMEOUT_S = 30
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The application described by `args` (see `AppConfig`). Raises ConfigError or ModelError."""
+    config = load_app_config(args)
+    check_machine(config)
+    resolve_model(config.model)
+    settings = config.model_dump(mode="json")
+    model = _model_deployment(config).bind(settings)
+    return _ingress_deployment().bind(settings, model)
+
+
+def _model_deployment(config: AppConfig) -> Any:
+    replicas = config.replicas
+    return serve.deployment(
+        name="model",
+        num_replicas=replicas.count,
+        max_ongoing_requests=replicas.max_ongoing_requests,
+        request_router_config=RequestRouterConfig(request_router_class=PlannedRouter),
+        ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+    )(ModelReplica)
+
+
+def _ingress_deployment() -> Any:
+    return serve.deployment(
+        name="ingress",
+        num_replicas=1,
+        max_ongoing_requests=INGRESS_ONGOING_MAX,
+        ray_actor_options={"num_cpus": 0},
+    )(Ingress)
+
+
+__all__ = ["AppConfig", "build"]

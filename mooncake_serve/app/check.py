@@ -1,0 +1,70 @@
+"""What is wrong with a Serve config file, found without starting Ray's cluster.
+
+The same checks run again in `build`, on the cluster, where the machine may differ.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from mooncake_serve.app.machine import check_machine
+from mooncake_serve.config import AppConfig, load_app_config
+from mooncake_serve.errors import MooncakeError
+from mooncake_serve.models import load_tokenizer, resolve_model
+from mooncake_serve.models.inspect import check_config
+
+IMPORT_PATH = "mooncake_serve.app:build"
+
+
+def check(path: Path) -> list[str]:
+    """Findings, one line each; empty when the application would start."""
+    try:
+        raw = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as err:
+        return [f"cannot be read: {err.strerror}"]
+    except yaml.YAMLError as err:
+        return [f"not YAML: {' '.join(str(err).split())}"]
+    if not isinstance(raw, dict):
+        return ["not a Serve config: expected a mapping with `applications`"]
+    return _serve_findings(raw) or _application_findings(raw)
+
+
+def _serve_findings(raw: dict[str, Any]) -> list[str]:
+    from ray.serve.schema import ServeDeploySchema
+
+    try:
+        ServeDeploySchema.model_validate(raw)
+    except ValidationError as err:
+        return [
+            f"{'.'.join(str(part) for part in error['loc'])}: {error['msg']}"
+            for error in err.errors()
+        ]
+    return []
+
+
+def _application_findings(raw: dict[str, Any]) -> list[str]:
+    ours = [app for app in raw["applications"] if app.get("import_path") == IMPORT_PATH]
+    if not ours:
+        return [f"no application has import_path: {IMPORT_PATH}"]
+    findings = []
+    for app in ours:
+        try:
+            config = load_app_config(app.get("args") or {})
+            check_machine(config)
+            _check_model(config)
+        except MooncakeError as err:
+            findings.append(f"{app.get('name', 'default')}: {err}")
+    return findings
+
+
+def _check_model(config: AppConfig) -> None:
+    """The model is here or can be fetched, has a tokenizer, and is of a kind we can serve."""
+    from transformers import AutoConfig
+
+    load_tokenizer(config.model)
+    folder = resolve_model(config.model, weights=False)
+    check_config(AutoConfig.from_pretrained(folder, local_files_only=True))
