@@ -47,10 +47,10 @@ class PlannedRouter(RequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """Singleton ranks: the planned replica first, then the others by queue length."""
-        if pending_request is not None:
-            # Without this, a router whose replicas are all full would spin instead of waiting.
-            pending_request.routing_context.should_backoff = True
         try:
+            if pending_request is not None:
+                # Without this, a router whose replicas are all full would spin, not wait.
+                pending_request.routing_context.should_backoff = True
             return self._ranks(candidate_replicas, pending_request)
         except Exception:
             log.exception("routing without the plan: it could not be read")

@@ -1,0 +1,102 @@
+"""Events on their way from the engine's thread to the loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mooncake_serve.engine.protocol import (
+    FailEvent,
+    FinishEvent,
+    GenerationRequest,
+    SamplingParams,
+    TokenEvent,
+)
+from mooncake_serve.errors import ContextTooLong, EngineFailed
+from mooncake_serve.replica import EventBuffer, stream_events
+from tests.serving.fake_engine import FakeEngine
+
+WAIT_S = 20
+
+
+def request(tokens: int = 50) -> GenerationRequest:
+    return GenerationRequest("r1", (1, 2), SamplingParams(max_tokens=tokens))
+
+
+async def test_every_event_arrives_in_order_and_nothing_follows_the_end() -> None:
+    batches = [batch async for batch in stream_events(FakeEngine(), request())]
+    events = [event for batch in batches for event in batch]
+    assert [e.token_id for e in events if isinstance(e, TokenEvent)] == list(range(50))
+    assert isinstance(events[-1], FinishEvent)
+
+
+async def test_many_streams_at_once() -> None:
+    async def tokens() -> int:
+        batches = [batch async for batch in stream_events(FakeEngine(), request())]
+        return sum(isinstance(event, TokenEvent) for batch in batches for event in batch)
+
+    assert await asyncio.gather(*(tokens() for _ in range(20))) == [50] * 20
+
+
+async def test_a_slow_consumer_gets_longer_lists() -> None:
+    buffer = EventBuffer(asyncio.get_running_loop())
+    for token in range(5):
+        buffer.put(TokenEvent(token, ""))
+    assert [event.token_id for event in await buffer.take()] == list(range(5))
+    buffer.put(TokenEvent(5, ""))
+    assert len(await asyncio.wait_for(buffer.take(), WAIT_S)) == 1
+
+
+async def test_closing_the_stream_cancels_the_request() -> None:
+    engine = FakeEngine()
+    engine.gate.clear()
+    stream = stream_events(engine, request())
+    await anext(stream)
+    assert engine.cancelled == []
+    await stream.aclose()
+    assert engine.cancelled == ["r1"]
+    engine.gate.set()
+
+
+async def test_cancelling_the_consumer_cancels_the_request() -> None:
+    engine = FakeEngine()
+    engine.gate.clear()
+    started = asyncio.Event()
+
+    async def consume() -> None:
+        async for _ in stream_events(engine, request()):
+            started.set()
+
+    task = asyncio.create_task(consume())
+    await asyncio.wait_for(started.wait(), WAIT_S)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert engine.cancelled == ["r1"]
+    engine.gate.set()
+
+
+async def test_a_finished_request_is_not_cancelled() -> None:
+    engine = FakeEngine()
+    async for _ in stream_events(engine, request(3)):
+        pass
+    assert engine.cancelled == []
+
+
+async def test_a_refused_request_is_an_event() -> None:
+    engine = FakeEngine()
+    engine.refusal = ContextTooLong("too long", param="prompt")
+    assert [batch async for batch in stream_events(engine, request())] == [
+        [FailEvent(engine.refusal)]
+    ]
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), EngineFailed("no room")])
+async def test_only_errors_of_our_tree_leave_the_replica(error: Exception) -> None:
+    engine = FakeEngine()
+    engine.failure = error
+    batches = [batch async for batch in stream_events(engine, request(2))]
+    last = batches[-1][-1]
+    assert isinstance(last, FailEvent)
+    assert isinstance(last.error, EngineFailed)
+    assert "no room" in str(last.error)
