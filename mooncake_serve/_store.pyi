@@ -8,12 +8,15 @@ or corrupt block is never an error. Keys are the 32 bytes that `block_keys` retu
 
 from collections.abc import Iterable, Sequence
 from os import PathLike
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Self, final
 
 from typing_extensions import Buffer
 
-from mooncake_serve._store import cpu as cpu
+cpu: ModuleType
+"""CPU kernels of the engine."""
+policy: ModuleType
+"""Eviction policies, routers and the simulator."""
 
 def block_keys(
     namespace: str,
@@ -32,7 +35,7 @@ def tenant_salt(cluster_secret: bytes, tenant: str) -> bytes:
 
 @final
 class BlockShape:
-    """A block: `planes` independent planes of `tokens` × `channels` elements, contiguous.
+    """A block: `planes` independent planes of `tokens` by `channels` elements.
 
     `dtype` is opaque, bfloat16, float16, float32, float8_e4m3fn or float8_e5m2. At most 65536
     planes and 4 GiB.
@@ -88,9 +91,9 @@ class StoreServer:
     """A store inside this process, on Rust threads that never need the GIL.
 
     `dram_bytes` caps arena, put buffers and index together. `ingest_bytes_max` is the largest put
-    buffer of one client, `ingest_bytes_total` that of all (None: an eighth of the memory, or more in a
-    small store). `index_bytes` bounds the number of blocks at 128 bytes each (None: 1/64 of the
-    memory). A client that puts takes two of `max_sessions`.
+    buffer of one client, `ingest_bytes_total` that of all (None: an eighth of the memory, or more
+    in a small store). `index_bytes` bounds the number of blocks at 128 bytes each (None: 1/64 of
+    the memory). A client that puts takes two of `max_sessions`.
     """
 
     def __new__(
@@ -138,8 +141,9 @@ class StoreServer:
 class StoreClient:
     """A blocking, thread-safe client of the node's store.
 
-    Each call returns or raises within `timeout_s` (default: that of `connect`). After a timeout or a
-    broken connection every call raises StoreUnavailable: connect anew. `tenant` is for accounting.
+    Each call returns or raises within `timeout_s` (default: that of `connect`). After a timeout or
+    a broken connection every call raises StoreUnavailable: connect anew. `tenant` is for
+    accounting only.
     """
 
     @staticmethod

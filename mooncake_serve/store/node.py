@@ -5,8 +5,9 @@ none takes longer than its own deadline: a store that is dead, hung, full or res
 a counter. The first failed call opens the circuit (later calls miss at once, without touching the
 socket); the watcher reconnects with a jittered, growing pause, and the circuit closes.
 
-The watcher also pings the store on a connection of its own, so that a busy client is never taken for
-a hung store. A supervisor reads `server_pid` and `seconds_unresponsive` and decides about killing.
+The watcher also pings the store on a connection of its own, so that a busy client is never taken
+for a hung store. A supervisor reads `server_pid` and `seconds_unresponsive` and decides about
+killing.
 """
 
 from __future__ import annotations
@@ -93,9 +94,7 @@ class NodeStore:
         self._count(matches=1, matched_blocks=matched or 0)
         return matched or 0
 
-    def read_into(
-        self, keys: Sequence[bytes], buffers: Sequence[Buffer], tenant: str = ""
-    ) -> int:
+    def read_into(self, keys: Sequence[bytes], buffers: Sequence[Buffer], tenant: str = "") -> int:
         """Leading blocks copied into `buffers` and verified; buffers after them hold garbage.
 
         Gives up after max(0.25 s, bytes / 0.5 GB/s).

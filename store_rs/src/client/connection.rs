@@ -249,7 +249,8 @@ fn send_by(socket: &UnixStream, mut bytes: &[u8], deadline: Deadline) -> Result<
                     Err(error) => return Err(Error::io("wait for the store", error)),
                 }
             }
-            Err(Errno::PIPE | Errno::CONNRESET) => return Err(hung_up()),
+            // The store hung up; what it said before, if anything, is still there to be received.
+            Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
             Err(error) => return Err(Error::io("send to the store", error)),
         }
     }

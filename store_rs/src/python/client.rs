@@ -46,7 +46,7 @@ impl StoreClient {
 #[pymethods]
 impl StoreClient {
     #[staticmethod]
-    #[pyo3(signature = (socket, *, ingest_bytes=64 << 20, timeout_s=5.0))]
+    #[pyo3(signature = (socket, *, ingest_bytes=67_108_864, timeout_s=5.0))]
     fn connect(
         py: Python<'_>,
         socket: PathBuf,

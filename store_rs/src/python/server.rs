@@ -43,7 +43,7 @@ impl StoreServer {
 impl StoreServer {
     #[new]
     #[pyo3(signature = (
-        *, socket, dram_bytes, ingest_bytes_max=64 << 20, max_sessions=128,
+        *, socket, dram_bytes, ingest_bytes_max=67_108_864, max_sessions=128,
         ingest_bytes_total=None, index_bytes=None, max_leases=65_536
     ))]
     fn new(

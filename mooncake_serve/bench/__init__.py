@@ -1,0 +1,1 @@
+"""Benchmarks: `mooncake-serve bench …`, each beside its peers in the same run."""

@@ -1,0 +1,126 @@
+"""Real processes for store tests: a store, and clients that can be killed at a chosen moment.
+
+Run as `python -m tests.store.processes <role> <args…>`; a role prints one line when it has reached
+the state its name promises, and then waits to be killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from mooncake_serve.store import BlockShape, StoreClient, StoreServer, block_keys
+
+MIB = 1 << 20
+T = TypeVar("T")
+
+
+def eventually(probe: Callable[[], T], timeout_s: float = 20.0) -> T:
+    """Poll until `probe` gives something true; a bounded wait, not a timing assertion."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = probe()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"still {value!r} after {timeout_s} s")
+        time.sleep(0.01)
+
+
+def chain(name: str, blocks: int) -> tuple[list[bytes], list[bytes | None]]:
+    """Keys of a chain of blocks, and their parents."""
+    keys = block_keys(name, b"", range(4 * blocks), 4)
+    return keys, [None, *keys[:-1]]
+
+
+class Process:
+    """A role in a process of its own; killed at the end of `with`."""
+
+    def __init__(self, role: str, *args: object) -> None:
+        command = [sys.executable, "-m", "tests.store.processes", role, *map(str, args)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.said = self._process.stdout.readline().strip()
+        assert self.said, f"{role} died before it was ready"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self.kill()
+
+
+def store(socket: Path, dram_mib: int = 64) -> Process:
+    """A store process that serves `socket`."""
+    return Process("store", socket, dram_mib * MIB)
+
+
+def run_store(socket: str, dram_bytes: str) -> None:
+    server = StoreServer(socket=socket, dram_bytes=int(dram_bytes))
+    server.start()
+    say_and_wait("serving")
+
+
+def run_hold_leases(socket: str, name: str, blocks: str) -> None:
+    client = StoreClient.connect(socket)
+    keys, _ = chain(name, int(blocks))
+    leases = client.lease(keys)
+    say_and_wait(f"{sum(lease is not None for lease in leases)} leases")
+
+
+def run_hold_leases_forked(socket: str, name: str, blocks: str) -> None:
+    """Holds leases, and has a child that inherited the socket and outlives it."""
+    client = StoreClient.connect(socket)
+    keys, _ = chain(name, int(blocks))
+    leases = client.lease(keys)
+    child = os.fork()
+    if child == 0:
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+    del leases[0]
+    say_and_wait(str(child))
+
+
+def run_put_for_ever(socket: str, name: str, nbytes: str) -> None:
+    client = StoreClient.connect(socket)
+    shape = BlockShape.opaque(int(nbytes))
+    say("putting")
+    for round_ in range(1_000_000):
+        keys, parents = chain(f"{name}/{round_}", 4)
+        block = bytes([round_ % 256]) * int(nbytes)
+        client.put(keys, parents, [block] * 4, shape)
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def say_and_wait(line: str) -> None:
+    say(line)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    globals()[f"run_{sys.argv[1]}"](*sys.argv[2:])

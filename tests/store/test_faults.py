@@ -1,0 +1,193 @@
+"""Processes that are killed, stopped and forked: nothing leaks, nothing hangs, nothing is wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from mooncake_serve.errors import StoreTimeout, StoreUnavailable
+from mooncake_serve.store import BlockShape, NodeStore, StoreClient, StoreServer
+from tests.store.processes import MIB, Process, chain, eventually, store
+
+SHAPE = BlockShape.opaque(256 * 1024)
+
+
+def fill(client: StoreClient, name: str, blocks: int) -> tuple[list[bytes], list[bytes]]:
+    keys, parents = chain(name, blocks)
+    data = [os.urandom(SHAPE.nbytes) for _ in keys]
+    assert client.put(keys, parents, data, SHAPE) == ["stored"] * blocks
+    return keys, data
+
+
+def test_a_killed_reader_gives_its_leases_back(server: StoreServer, client: StoreClient) -> None:
+    shm = set(os.listdir("/dev/shm"))
+    fill(client, "a", 8)
+    with Process("hold_leases", server.socket, "a", 8) as reader:
+        assert reader.said == "8 leases"
+        assert client.stats()["leases"] == 8
+        reader.kill()
+    eventually(lambda: client.stats()["leased_bytes"] == 0)
+    eventually(lambda: client.stats()["sessions"] == 2)
+    assert set(os.listdir("/dev/shm")) == shm
+
+
+def test_death_is_seen_even_while_a_child_holds_the_socket(
+    server: StoreServer, client: StoreClient
+) -> None:
+    fill(client, "a", 2)
+    with Process("hold_leases_forked", server.socket, "a", 2) as reader:
+        child = int(reader.said)
+        try:
+            assert client.stats()["leases"] == 1
+            reader.kill()
+            eventually(lambda: client.stats()["leases"] == 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_stopped_reader_keeps_its_leases(server: StoreServer, client: StoreClient) -> None:
+    keys, _ = fill(client, "a", 4)
+    with Process("hold_leases", server.socket, "a", 4) as reader:
+        reader.signal(signal.SIGSTOP)
+        client.evict(keys)
+        fill(client, "b", 8)
+        time.sleep(0.5)
+        assert client.stats()["leases"] == 4, "time never frees memory"
+        reader.signal(signal.SIGCONT)
+        reader.kill()
+    eventually(lambda: client.stats()["leases"] == 0)
+
+
+def test_a_writer_killed_in_the_middle_leaves_whole_blocks_only(
+    server: StoreServer, client: StoreClient
+) -> None:
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    nbytes = 2 * MIB
+    for round_ in range(5):
+        with Process("put_for_ever", server.socket, f"w{round_}", nbytes) as writer:
+            time.sleep(rng.uniform(0.0, 0.3))
+            writer.kill()
+        eventually(lambda: client.stats()["sessions"] == 1)
+        stats = client.stats()
+        assert (stats["reserved_bytes"], stats["leased_bytes"]) == (0, 0), f"seed {seed}"
+        assert stats["ingest_free_bytes"] == 16 * MIB, f"seed {seed}"
+        buffers = [bytearray(nbytes) for _ in range(4)]
+        for chain_number in range(400):
+            keys, _ = chain(f"w{round_}/{chain_number}", 4)
+            matched = client.match(keys)
+            assert client.read_into(keys[:matched], buffers[:matched]) == matched
+            expected = bytes([chain_number % 256]) * nbytes
+            assert all(buffer == expected for buffer in buffers[:matched]), f"seed {seed}"
+        assert client.stats()["corrupt_dropped"] == 0
+
+
+def test_a_stopped_store_times_out_and_the_connection_is_over(socket: Path) -> None:
+    with store(socket) as process:
+        client = StoreClient.connect(socket)
+        keys, data = fill(client, "a", 2)
+        process.signal(signal.SIGSTOP)
+        with pytest.raises(StoreTimeout):
+            client.match(keys, timeout_s=0.05)
+        with pytest.raises(StoreUnavailable, match="connect again"):
+            client.match(keys, timeout_s=0.05)
+        with pytest.raises(StoreTimeout):
+            StoreClient.connect(socket, timeout_s=0.05)
+        with pytest.raises(StoreTimeout):
+            client.put(keys, [None, keys[0]], data, SHAPE, timeout_s=0.05)
+        process.signal(signal.SIGCONT)
+        again = eventually(lambda: StoreClient.connect(socket))
+        assert again.match(keys) == 2
+        client.close()
+        eventually(lambda: again.stats()["sessions"] == 1)
+
+
+def test_a_killed_store_is_unavailable_and_its_successor_has_another_epoch(socket: Path) -> None:
+    with store(socket) as process:
+        client = StoreClient.connect(socket)
+        keys, data = fill(client, "a", 1)
+        (lease,) = client.lease(keys)
+        assert client.server_pid == process.pid
+        process.kill()
+        with pytest.raises(StoreUnavailable):
+            client.ping()
+        assert lease is not None
+        assert bytes(lease) == data[0]
+    with store(socket):
+        again = StoreClient.connect(socket)
+        assert again.epoch != client.epoch
+        assert again.match(keys) == 0
+
+
+def test_a_forked_child_can_neither_use_nor_end_its_parents_session(
+    server: StoreServer, client: StoreClient
+) -> None:
+    keys, _ = fill(client, "a", 1)
+    (lease,) = client.lease(keys)
+    assert lease is not None
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in (lambda: client.match(keys), lambda: memoryview(lease)):
+            try:
+                call()
+            except (StoreUnavailable, ValueError):
+                refused += 1
+        client.close()
+        os._exit(refused)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 2
+    assert client.match(keys) == 1
+    assert client.stats()["leases"] == 1
+    assert lease.verify()
+
+
+def test_node_store_serves_without_the_store_and_heals(socket: Path) -> None:
+    keys, parents = chain("a", 2)
+    data = [os.urandom(SHAPE.nbytes) for _ in keys]
+    buffers = [bytearray(SHAPE.nbytes) for _ in keys]
+    node = NodeStore(str(socket))
+    assert (node.healthy, node.match(keys), node.read_into(keys, buffers)) == (False, 0, 0)
+    assert node.put(keys, parents, data, SHAPE)[0].startswith("refused")
+    with store(socket) as process:
+        assert node.wait_until_healthy(20)
+        assert node.put(keys, parents, data, SHAPE) == ["stored"] * 2
+        assert node.read_into(keys, buffers) == 2
+        assert buffers == data
+        process.signal(signal.SIGSTOP)
+        assert node.match(keys) == 0
+        assert not node.healthy
+        assert node.stats().timeouts == 1
+        assert node.read_into(keys, buffers) == 0
+        eventually(lambda: node.seconds_unresponsive > 0)
+        assert node.server_pid == process.pid
+        process.signal(signal.SIGCONT)
+        assert node.wait_until_healthy(20)
+        eventually(lambda: node.seconds_unresponsive == 0)
+        eventually(lambda: node.match(keys) == 2)
+        epoch = node.epoch
+        process.kill()
+        assert node.match(keys) == 0
+        eventually(lambda: node.seconds_unresponsive == 0)
+    with store(socket):
+        assert node.wait_until_healthy(20)
+        assert node.epoch != epoch
+        assert (node.match(keys), node.stats().epoch_changes) == (0, 1)
+    node.close()
+    assert node.match(keys) == 0
+
+
+def test_node_store_refusals_do_not_open_the_circuit(socket: Path) -> None:
+    with StoreServer(socket=socket, dram_bytes=16 * MIB, ingest_bytes_max=MIB):
+        node = NodeStore(str(socket))
+        keys, parents = chain("a", 1)
+        big = BlockShape.opaque(2 * MIB)
+        assert node.put(keys, parents, [bytes(2 * MIB)], big)[0].startswith("refused")
+        assert node.healthy
+        assert node.stats().refused_blocks == 1
+        node.close()
