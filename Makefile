@@ -9,6 +9,7 @@ RUST_MIN := 1.89
 RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock) $(shell find store_rs codec_rs kernels_rs policy_rs \
   \( -name '*.rs' -o -name '*.h' -o -name '*.cc' -o -name Cargo.toml \) -not -path '*/target/*' 2>/dev/null)
 
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export RAY_USAGE_STATS_ENABLED := 0
 
@@ -22,7 +23,7 @@ demo: build model ## a long-context job on two replicas; EXIT=1 stops the server
 	@$(BIN)/python -m mooncake_serve.demo $(if $(EXIT),--exit)
 
 serve: build model ## run the application on this machine until Ctrl-C
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/serve run deployments/app.yaml
+	@$(BIN)/mooncake-serve serve deployments/app.yaml
 
 test: build model ## the whole test suite but for what takes minutes
 	@$(BIN)/python -m pytest $(ARGS)
@@ -83,6 +84,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/extension: pyproject.toml $(RUST_SOURCES) | $(STAMPS)/rust $(STAMPS)/venv
-	@echo "Building the Rust extension and installing Python packages (the first time downloads GBs, mostly torch)"
-	@VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop -q --release --extras serve,dev
+	@echo "Building the Rust extension and installing Python packages; the first time this downloads GBs, mostly torch"
+	@VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop -q --release --extras serve,dev \
+	  > build/setup.log 2>&1 || { cat build/setup.log; exit 1; }
 	@touch $@

@@ -30,8 +30,16 @@ from mooncake_serve.errors import APIConnectionError, MooncakeError
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 CONFIG = ROOT / "deployments" / "app.yaml"
-DOCUMENTS = ("LICENSE", "ARCHITECTURE.md", "README.md", "CONTRIBUTING.md")
-DOCUMENT_CHARS = 30_500
+DOCUMENTS = (
+    "LICENSE",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "mooncake_serve/config.py",
+    "mooncake_serve/errors.py",
+)
+DOCUMENT_CHARS = 29_500
 PROMPT_TOKENS_MIN = 6_000
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
@@ -94,6 +102,19 @@ class Server:
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait(STOP_TIMEOUT_S)
+
+
+def start(config: Path) -> Server:
+    """Check the configuration, then start the server. Raises DemoError with what to change."""
+    from mooncake_serve.app.check import check as find
+
+    findings = find(config)
+    if findings:
+        raise DemoError("\n".join(f"{config}: {finding}" for finding in findings))
+    with Client() as client:
+        if client.health():
+            raise DemoError(f"a server runs at {client.base_url} already; stop it first")
+    return Server(config)
 
 
 @contextmanager
@@ -180,14 +201,19 @@ def store_stats() -> dict[str, Any]:
     """The node store's counters that the report quotes."""
     from mooncake_serve.config import AppConfig
     from mooncake_serve.store import StoreClient
-    from mooncake_serve.store.location import find_socket
+    from mooncake_serve.store.location import sockets
 
-    client = StoreClient.connect(str(find_socket(AppConfig().store)), timeout_s=5.0)
+    newest = sockets(AppConfig().store)[0]
+    client = StoreClient.connect(str(newest), timeout_s=5.0)
     try:
         counters = client.stats()
     finally:
         client.close()
-    return {name: counters[name] for name in ("logical_bytes", "physical_bytes", "blocks")}
+    return {
+        "logical_bytes": counters["logical_bytes"],
+        "physical_bytes": counters["resident_bytes"] + counters["leased_bytes"],
+        "blocks": counters["blocks"],
+    }
 
 
 def main() -> int:
@@ -197,7 +223,11 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=CONFIG)
     arguments = parser.parse_args()
     console = Console(stderr=True)
-    server = Server(arguments.config)
+    try:
+        server = start(arguments.config)
+    except DemoError as err:
+        console.print(f"[red]{err}[/red]")
+        return 1
     try:
         with Client(timeout_s=START_TIMEOUT_S) as client:
             with step(console, "starting two replicas and a store"):

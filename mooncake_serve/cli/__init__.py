@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from mooncake_serve.cli import bench, chat, doctor, store
+from mooncake_serve.cli import bench, chat, doctor, serve, store
 from mooncake_serve.errors import MooncakeError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.add_typer(store.app, name="store")
 app.add_typer(bench.app, name="bench")
 app.command("doctor")(doctor.doctor)
 app.command("chat")(chat.chat)
+app.command("serve", epilog="Example: mooncake-serve serve deployments/app.yaml")(serve.serve)
 
 
 @app.callback()
