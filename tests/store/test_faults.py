@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -191,3 +192,41 @@ def test_node_store_refusals_do_not_open_the_circuit(socket: Path) -> None:
         assert node.healthy
         assert node.stats().refused_blocks == 1
         node.close()
+
+
+def test_a_forked_child_of_the_store_leaves_it_alone(socket: Path) -> None:
+    with StoreServer(socket=socket, dram_bytes=16 * MIB) as server:
+        child = os.fork()
+        if child == 0:
+            server.stop()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert socket.exists()
+        with StoreClient.connect(socket) as client:
+            client.ping()
+
+
+def test_a_draining_stop_answers_what_has_arrived(socket: Path) -> None:
+    server = StoreServer(socket=socket, dram_bytes=64 * MIB)
+    server.start()
+    client = StoreClient.connect(socket)
+    outcomes: list[object] = []
+
+    def put_until_it_ends() -> None:
+        for number in range(100_000):
+            keys, parents = chain(str(number), 8)
+            try:
+                outcomes.append(client.put(keys, parents, [bytes(SHAPE.nbytes)] * 8, SHAPE))
+            except StoreUnavailable as error:
+                outcomes.append(error)
+                return
+
+    thread = threading.Thread(target=put_until_it_ends)
+    thread.start()
+    eventually(lambda: len(outcomes) > 3)
+    server.stop(drain=True)
+    thread.join()
+    assert outcomes[:-1] == [["stored"] * 8] * (len(outcomes) - 1)
+    assert "connect again" in str(outcomes[-1])
+    assert not server.is_running

@@ -5,12 +5,13 @@
 //! the session's own thread then ends its leases.
 
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::net::sockopt;
@@ -30,6 +31,9 @@ const STOP: u64 = u64::MAX - 1;
 
 /// Pause after accept failed for want of fds or memory; sessions go on meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a draining stop waits for clients to take their answers.
+const DRAIN_GRACE: Duration = Duration::from_secs(2);
 
 struct Control {
     shared: Arc<Shared>,
@@ -70,10 +74,21 @@ impl Control {
                 }
             }
         }
-        // Sessions accepted before the stop may have missed its hang-up.
-        for (session, _) in &self.sessions {
-            self.hang_up(*session);
+        self.end_sessions();
+    }
+
+    fn end_sessions(&mut self) {
+        if self.shared.draining.load(Ordering::Acquire) {
+            // What has arrived can still be read and answered; nothing new arrives.
+            self.shared.hang_up_all(Shutdown::Read);
+            let patience = Instant::now() + DRAIN_GRACE;
+            while self.sessions.iter().any(|(_, thread)| !thread.is_finished())
+                && Instant::now() < patience
+            {
+                thread::sleep(Duration::from_millis(1));
+            }
         }
+        self.shared.hang_up_all(Shutdown::Both);
         for (_, thread) in self.sessions.drain(..) {
             // A session that panicked has poisoned the index, which reports it.
             let _ = thread.join();
@@ -89,7 +104,7 @@ impl Control {
             let _ = epoll::delete(&self.events, pidfd);
         }
         // Fails only if it is shut down already.
-        let _ = peer.socket.shutdown(std::net::Shutdown::Both);
+        let _ = peer.socket.shutdown(Shutdown::Both);
     }
 
     fn accept(&mut self) {

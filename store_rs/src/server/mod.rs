@@ -46,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) arena: Arena,
     pub(crate) epoch: u64,
     pub(crate) stopping: AtomicBool,
+    /// A stop lets sessions answer what has arrived.
+    pub(crate) draining: AtomicBool,
     /// Becomes readable when the server stops, and stays so.
     pub(crate) stop_event: OwnedFd,
     index: Mutex<Index>,
@@ -59,6 +61,7 @@ pub(crate) struct Shared {
 pub struct Server {
     shared: Arc<Shared>,
     control: Option<JoinHandle<()>>,
+    owner: u32,
 }
 
 impl Server {
@@ -79,6 +82,7 @@ impl Server {
             arena,
             epoch: new_epoch()?,
             stopping: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
             stop_event,
             index: Mutex::new(index),
             published: Condvar::new(),
@@ -87,7 +91,7 @@ impl Server {
             started: Instant::now(),
         });
         let control = control::spawn(Arc::clone(&shared), listener)?;
-        Ok(Self { shared, control: Some(control) })
+        Ok(Self { shared, control: Some(control), owner: std::process::id() })
     }
 
     /// Differs at every start.
@@ -108,16 +112,21 @@ impl Server {
 
     /// Stop accepting, end every session, wait for their threads.
     ///
-    /// With `drain`, answers to requests that have arrived are still sent; without, sockets are
-    /// cut at once. Clients keep what they have mapped until they let go of it.
+    /// With `drain`, requests that have arrived are still answered, within a grace period; without,
+    /// sockets are cut at once. Clients keep what they have mapped until they let go of it. In a
+    /// forked child, where none of the threads exist, this does nothing.
     pub fn stop(&mut self, drain: bool) {
         let Some(control) = self.control.take() else { return };
+        if std::process::id() != self.owner {
+            return;
+        }
+        self.shared.draining.store(drain, Ordering::Release);
         self.shared.stopping.store(true, Ordering::Release);
-        self.shared.hang_up_all(drain);
         // Writing 1 to an eventfd we own cannot fail or block.
         let _ = rustix::io::write(&self.shared.stop_event, &1u64.to_ne_bytes());
+        // The control thread ends all sessions. Had it panicked, the hang-up would still be due.
         if control.join().is_err() {
-            self.shared.hang_up_all(false);
+            self.shared.hang_up_all(std::net::Shutdown::Both);
         }
     }
 }
@@ -185,8 +194,7 @@ impl Shared {
         Ok(StatsReply { values, tenants: tenants.collect() })
     }
 
-    fn hang_up_all(&self, drain: bool) {
-        let how = if drain { std::net::Shutdown::Read } else { std::net::Shutdown::Both };
+    pub(crate) fn hang_up_all(&self, how: std::net::Shutdown) {
         for peer in self.peers().values() {
             // A peer that hung up first is not an error.
             let _ = peer.socket.shutdown(how);
