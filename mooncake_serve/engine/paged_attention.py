@@ -69,6 +69,8 @@ class PagedStep:
     """None: attention by torch."""
     groups: Sequence[tuple[int, torch.Tensor]] = ()
     """Decode by torch: rows by their number of blocks."""
+    attended: int = 0
+    """Layers that came to our attention; the backend's self-check counts them."""
     tables_int32: torch.Tensor = field(init=False)
     lengths_int32: torch.Tensor = field(init=False)
 
@@ -159,6 +161,7 @@ def paged_attention(
     layer = cast(int, module.layer_idx)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     kernels = paged.kernels
+    paged.attended += 1
     if not paged.prefill:
         decode = decode_torch if kernels is None else kernels.decode
         return decode(paged, layer, query[:, :, 0], scale).unsqueeze(1), None

@@ -61,12 +61,25 @@ def least_exact_rows(model: Any, max_rows: int) -> int | None:
     1 where batches of one row use the same kernel as larger ones; often 2, because a single row
     is a matrix-vector product; `max_rows` where only batches of one fixed size agree; else None.
     """
+    if not _only_linears(model):
+        return None
     linears = list(_linears(model))
     for least in (1, 2, max_rows):
         generator = torch.Generator().manual_seed(20)
         if all(_is_independent(linear, least, max_rows, generator) for linear in linears):
             return least
     return None
+
+
+def _only_linears(model: Any) -> bool:
+    """Whether the probe sees every matrix. Experts, for one, are others: how many rows share a
+    product depends there on where the router sends the company."""
+    known = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
+    }
+    return all(id(each) in known for each in model.parameters() if each.ndim > 1)
 
 
 def _linears(model: Any) -> Iterator[torch.nn.Linear]:

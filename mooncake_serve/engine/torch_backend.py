@@ -28,6 +28,7 @@ from mooncake_serve.engine.paged_attention import (
 )
 from mooncake_serve.engine.probe import check_logits, least_exact_rows, own_logits
 from mooncake_serve.engine.protocol import KVLayout, WorkItem
+from mooncake_serve.errors import UnsupportedModel
 from mooncake_serve.models import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -100,10 +101,17 @@ class TorchBackend:
         self._model.set_attn_implementation(ATTENTION_NAME)
         self.allocate_pool(2)
         cuts = [cut for cut in (0, block_tokens, length - 1, length) if cut <= length]
-        ours = [
-            self.forward([WorkItem(tokens[start:end], start, (0, 1), True)])
+        items = [
+            WorkItem(tokens[start:end], start, (0, 1), True)
             for start, end in itertools.pairwise(cuts)
         ]
+        try:
+            ours = [self.forward([item]) for item in items]
+        except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as err:
+            raise UnsupportedModel(
+                f"{self._model.config.model_type} cannot be served: its attention does not run "
+                f"over a paged cache: {err}"
+            ) from err
         self._pool = torch.empty(0)
         check_logits(self._model, torch.cat(ours), reference[[cut - 1 for cut in cuts[1:]]])
 
@@ -198,6 +206,7 @@ class TorchBackend:
             logits_to_keep=1,
             paged=step,
         )
+        assert step.attended == self.layout.layers, "some layers have attention of their own"
         return output.logits[:, -1].float()
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:

@@ -229,9 +229,11 @@ def test_what_cannot_run_is_refused_at_submit(prompt, sampling, error, param) ->
 
 
 def test_a_pool_too_small_names_the_setting() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.pool.*at least"):
-        with chain_engine(backend(), pool_blocks=1):
-            pass
+    with (
+        pytest.raises(ConfigError, match=r"engine\.pool.*at least"),
+        chain_engine(backend(), pool_blocks=1),
+    ):
+        pass
 
 
 def test_any_cut_publishes_what_decode_wrote() -> None:
