@@ -37,8 +37,12 @@ impl PyTrace {
     /// A trace of the shape of a chat service.
     #[staticmethod]
     #[pyo3(signature = (seed, requests, rate=None, block_tokens=512))]
-    fn generate(seed: u64, requests: usize, rate: Option<f64>, block_tokens: u32)
-    -> PyResult<Self> {
+    fn generate(
+        seed: u64,
+        requests: usize,
+        rate: Option<f64>,
+        block_tokens: u32,
+    ) -> PyResult<Self> {
         let mut shape = Shape { requests, block_tokens, ..Shape::default() };
         shape.rate = rate.unwrap_or(shape.rate);
         if requests == 0 || block_tokens == 0 || !(shape.rate > 0.0 && shape.rate.is_finite()) {
@@ -118,8 +122,13 @@ struct PyPlanner(Planner);
 impl PyPlanner {
     #[new]
     #[pyo3(signature = (costs, *, router="ours", slo_s=None, seed=0, grace_s=0.0))]
-    fn new(costs: &str, router: &str, slo_s: Option<f64>, seed: u64, grace_s: f64)
-    -> PyResult<Self> {
+    fn new(
+        costs: &str,
+        router: &str,
+        slo_s: Option<f64>,
+        seed: u64,
+        grace_s: f64,
+    ) -> PyResult<Self> {
         let costs: Costs = parse("costs", costs)?;
         let kind: RouterKind = router.parse().map_err(invalid)?;
         Ok(Self(Planner::new(kind.build(&costs, slo_s, seed), grace_s)))

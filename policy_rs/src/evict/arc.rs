@@ -4,7 +4,7 @@
 //! them (B1, B2), and the target size of T1, which moves towards the side whose ghosts are asked
 //! for again.
 
-use super::ghost::GhostTable;
+use super::ghost::{Ghost, GhostTable};
 use super::{BlockId, EvictionPolicy, Forest, Rank, Touch};
 
 const ONCE: u8 = 0;
@@ -45,17 +45,17 @@ impl EvictionPolicy for Arc {
     fn insert(&mut self, key: u64, parent: Option<BlockId>, _touch: Touch) -> BlockId {
         let ghosts = (self.ghosts.count(ONCE), self.ghosts.count(OFTEN));
         let seen = self.ghosts.recall(key);
-        if let Some(list) = seen {
-            self.adapt(list, ghosts.0, ghosts.1);
+        if let Some(ghost) = seen {
+            self.adapt(ghost.value, ghosts.0, ghosts.1);
         }
         self.now += 1;
         let queue = if seen.is_some() { OFTEN } else { ONCE };
-        self.forest.insert(parent, Rank { priority: self.now, queue, count: 0 })
+        self.forest.insert(parent, Rank { priority: self.now, queue, ..Rank::default() })
     }
 
     fn touch(&mut self, block: BlockId, _touch: Touch) {
         self.now += 1;
-        self.forest.set_rank(block, Rank { priority: self.now, queue: OFTEN, count: 0 });
+        self.forest.set_rank(block, Rank { priority: self.now, queue: OFTEN, ..Rank::default() });
     }
 
     fn pin(&mut self, block: BlockId) {
@@ -74,7 +74,8 @@ impl EvictionPolicy for Arc {
 
     fn remove(&mut self, block: BlockId, key: u64, evicted: bool) {
         if evicted {
-            self.ghosts.remember(key, self.forest.rank(block).queue);
+            let value = self.forest.rank(block).queue;
+            self.ghosts.remember(key, Ghost { value, stamp: 0 });
         }
         self.forest.remove(block);
     }

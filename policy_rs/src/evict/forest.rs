@@ -15,15 +15,20 @@ pub type BlockId = u32;
 
 const NO_PARENT: u32 = u32::MAX;
 
-/// Where a block stands: which queue, how often it was used (saturating), and its priority there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where a block stands. Only `priority` and `queue` mean something here; the rest is the policy's
+/// own memory of the block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rank {
     /// Smaller leaves first. Compared within one queue only.
     pub priority: i64,
-    /// 0 or 1; what the two mean is the policy's business.
-    pub queue: u8,
-    /// A small counter of the policy's own.
+    /// When the block was last used.
+    pub stamp: u32,
+    /// How many new blocks before it came with the same request.
+    pub run: u16,
+    /// A counter or a class.
     pub count: u8,
+    /// 0 or 1.
+    pub queue: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -180,7 +185,8 @@ impl Forest {
 
     /// Free `id` and its ancestors as far as they are hollow and childless.
     fn sweep(&mut self, mut id: u32) {
-        while self.nodes[id as usize].state == State::Hollow && self.nodes[id as usize].children == 0
+        while self.nodes[id as usize].state == State::Hollow
+            && self.nodes[id as usize].children == 0
         {
             let parent = self.nodes[id as usize].parent;
             self.nodes[id as usize].state = State::Free;

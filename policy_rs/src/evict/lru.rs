@@ -21,7 +21,7 @@ impl Lru {
 
     fn next_rank(&mut self) -> Rank {
         self.now += 1;
-        Rank { priority: self.now, queue: 0, count: 0 }
+        Rank { priority: self.now, ..Rank::default() }
     }
 }
 

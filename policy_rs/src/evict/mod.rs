@@ -18,6 +18,7 @@ mod ghost;
 mod heap;
 mod lru;
 mod prefix_aware;
+mod reuse;
 mod s3fifo;
 
 use std::str::FromStr;
@@ -112,7 +113,7 @@ pub trait EvictionPolicy: Send {
 /// The policies a cache can be built with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// Recency, log frequency with ghosts, partial blocks first, soft hints.
+    /// Recency, corrected by the learnt odds of being used again.
     Ours,
     /// Least recently used, tail first.
     Lru,

@@ -4,7 +4,7 @@
 //! queue, or the main one if its key left recently; a block used again while in the small queue
 //! moves on to the main one instead of leaving; the main queue gives second chances.
 
-use super::ghost::GhostTable;
+use super::ghost::{Ghost, GhostTable};
 use super::{BlockId, EvictionPolicy, Forest, Rank, Touch};
 
 const SMALL: u8 = 0;
@@ -44,7 +44,7 @@ impl S3Fifo {
 
     fn append(&mut self, block: BlockId, queue: u8, count: u8) {
         self.now += 1;
-        self.forest.set_rank(block, Rank { priority: self.now, queue, count });
+        self.forest.set_rank(block, Rank { priority: self.now, queue, count, ..Rank::default() });
     }
 }
 
@@ -52,7 +52,7 @@ impl EvictionPolicy for S3Fifo {
     fn insert(&mut self, key: u64, parent: Option<BlockId>, _touch: Touch) -> BlockId {
         let queue = if self.ghosts.recall(key).is_some() { MAIN } else { SMALL };
         self.now += 1;
-        self.forest.insert(parent, Rank { priority: self.now, queue, count: 0 })
+        self.forest.insert(parent, Rank { priority: self.now, queue, ..Rank::default() })
     }
 
     fn touch(&mut self, block: BlockId, _touch: Touch) {
@@ -90,7 +90,7 @@ impl EvictionPolicy for S3Fifo {
 
     fn remove(&mut self, block: BlockId, key: u64, evicted: bool) {
         if evicted && self.forest.rank(block).queue == SMALL {
-            self.ghosts.remember(key, 0);
+            self.ghosts.remember(key, Ghost { value: 0, stamp: 0 });
         }
         self.forest.remove(block);
     }

@@ -54,12 +54,18 @@ impl Ledger {
         }
         self.rows[replica] = row;
         let grace_s = self.grace_s;
-        self.reservations
-            .retain(|held| held.replica != replica || held.at_s + grace_s > row.at_s);
+        self.reservations.retain(|held| held.replica != replica || held.at_s + grace_s > row.at_s);
     }
 
     /// Count `request` on the planned replica until a row shows it.
-    pub(super) fn reserve(&mut self, request: u64, plan: &Plan, tokens: u32, blocks: usize, now_s: f64) {
+    pub(super) fn reserve(
+        &mut self,
+        request: u64,
+        plan: &Plan,
+        tokens: u32,
+        blocks: usize,
+        now_s: f64,
+    ) {
         self.reservations.push(Reservation {
             request,
             replica: plan.replica,

@@ -7,8 +7,8 @@
 
 use super::{Costs, Decision, Plan, Query, Rng, Router, Runs, Tier, View};
 
-/// Fetch when the best prefix is longer than the instance's own by more than this factor. Of 1, 1.5, 2,
-/// 4 and 16, the value that serves the rule best overall on the conversation trace.
+/// Fetch when the best prefix is longer than the instance's own by more than this factor. Of 1,
+/// 1.5, 2, 4 and 16, the value that serves the rule best overall on the conversation trace.
 const BALANCING_THRESHOLD: f64 = 1.0;
 
 /// See the module.
@@ -53,13 +53,11 @@ impl Router for Mooncake {
         });
         let scored: Vec<(usize, f64)> = scored.collect();
         match self.rng.argmin(scored.into_iter()) {
-            Some(replica) if self.slo_s.is_none_or(|slo_s| best_s <= slo_s) => {
-                Decision::Go(Plan {
-                    replica,
-                    queue_s: view.loads[replica].queue_s,
-                    reuse: self.costs.best_reuse(query.tokens, &view.reach(replica)),
-                })
-            }
+            Some(replica) if self.slo_s.is_none_or(|slo_s| best_s <= slo_s) => Decision::Go(Plan {
+                replica,
+                queue_s: view.loads[replica].queue_s,
+                reuse: self.costs.best_reuse(query.tokens, &view.reach(replica)),
+            }),
             _ => Decision::Reject { best_s },
         }
     }

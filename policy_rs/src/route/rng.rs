@@ -31,8 +31,10 @@ impl Rng {
     }
 
     /// The candidate with the smallest score; equal ones have equal chances.
-    pub fn argmin<S: PartialOrd>(&mut self, scored: impl Iterator<Item = (usize, S)>)
-    -> Option<usize> {
+    pub fn argmin<S: PartialOrd>(
+        &mut self,
+        scored: impl Iterator<Item = (usize, S)>,
+    ) -> Option<usize> {
         let mut best: Option<(usize, S)> = None;
         let mut ties = 0;
         for (candidate, score) in scored {

@@ -41,8 +41,11 @@ impl PowerOfTwo {
 }
 
 /// Power of two choices among `candidates`.
-pub(super) fn shorter_of_two(rng: &mut Rng, view: &View<'_>, candidates: &[usize])
--> Option<usize> {
+pub(super) fn shorter_of_two(
+    rng: &mut Rng,
+    view: &View<'_>,
+    candidates: &[usize],
+) -> Option<usize> {
     if candidates.len() < 2 {
         return candidates.first().copied();
     }

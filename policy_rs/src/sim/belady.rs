@@ -67,7 +67,7 @@ impl Belady {
     }
 
     fn rank(&self, key: u64) -> Rank {
-        Rank { priority: self.future.priority(key), queue: 0, count: 0 }
+        Rank { priority: self.future.priority(key), ..Rank::default() }
     }
 }
 

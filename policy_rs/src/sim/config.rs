@@ -134,11 +134,7 @@ impl Profile {
     pub fn costs(&self) -> Costs {
         let tiers = &self.tiers;
         Costs {
-            prefill: Prefill {
-                fixed_s: self.fixed_s,
-                token_s: self.token_s,
-                attn_s: self.attn_s,
-            },
+            prefill: Prefill { fixed_s: self.fixed_s, token_s: self.token_s, attn_s: self.attn_s },
             tiers: [tiers.device, tiers.dram, tiers.nvme, tiers.peer],
             kv_bytes_per_token: self.kv_bytes_per_token,
             block_tokens: self.block_tokens,

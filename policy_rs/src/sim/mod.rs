@@ -59,11 +59,8 @@ pub fn simulate(trace: &Trace, profile: &Profile, config: &Config) -> Result<Rep
         return Err("the slice holds no request: widen it".to_owned());
     }
     let future = Arc::new(Future::of(&trace));
-    let router = RouterKind::from_str(&config.router)?.build(
-        &profile.costs(),
-        config.slo_s,
-        config.seed,
-    );
+    let router =
+        RouterKind::from_str(&config.router)?.build(&profile.costs(), config.slo_s, config.seed);
     let mut nodes = Vec::with_capacity(config.nodes);
     for _ in 0..config.nodes {
         // The engine's own pool is its business: least recently used, whatever the store does.
@@ -78,8 +75,11 @@ pub fn simulate(trace: &Trace, profile: &Profile, config: &Config) -> Result<Rep
     Ok(Cluster::new(config, profile, workload, nodes, Planner::new(router, 0.0), future).run())
 }
 
-fn policy(config: &Config, capacity: usize, future: &Arc<Future>)
--> Result<Box<dyn EvictionPolicy>, String> {
+fn policy(
+    config: &Config,
+    capacity: usize,
+    future: &Arc<Future>,
+) -> Result<Box<dyn EvictionPolicy>, String> {
     if config.policy == "belady" {
         return Ok(Box::new(Belady::new(Arc::clone(future))));
     }

@@ -85,9 +85,8 @@ impl Node {
 
     /// What the node reports about itself.
     pub(super) fn load(&self, now_s: f64) -> Load {
-        let (running_s, running_tokens) = self
-            .running
-            .map_or((0.0, 0), |(job, ends_s)| ((ends_s - now_s).max(0.0), job.tokens));
+        let (running_s, running_tokens) =
+            self.running.map_or((0.0, 0), |(job, ends_s)| ((ends_s - now_s).max(0.0), job.tokens));
         let waiting = (self.queue.len() + usize::from(self.running.is_some())) as u32;
         Load {
             queue_s: running_s + self.queued_s.max(0.0),

@@ -18,8 +18,12 @@ pub(super) struct Workload {
 
 impl Workload {
     /// `hint_accuracy` is the share of requests whose hint is right; none for silence.
-    pub(super) fn new(trace: Trace, hint_accuracy: Option<f64>, future: &Future, seed: u64)
-    -> Self {
+    pub(super) fn new(
+        trace: Trace,
+        hint_accuracy: Option<f64>,
+        future: &Future,
+        seed: u64,
+    ) -> Self {
         let mut parents = vec![None; trace.unique_blocks];
         let mut partial = vec![false; trace.unique_blocks];
         for request in &trace.requests {
