@@ -36,11 +36,13 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 def _model_deployment(config: AppConfig) -> Any:
     replicas = config.replicas
+    # Ray's pydantic model hides its constructor's types.
+    router: Any = PlannedRouter
     return serve.deployment(
         name="model",
         num_replicas=replicas.count,
         max_ongoing_requests=replicas.max_ongoing_requests,
-        request_router_config=RequestRouterConfig(request_router_class=PlannedRouter),
+        request_router_config=RequestRouterConfig(request_router_class=router),
         ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from mooncake_serve.app.machine import check_machine
 from mooncake_serve.config import AppConfig, load_app_config
@@ -34,7 +34,7 @@ def check(path: Path) -> list[str]:
 
 
 def _serve_findings(raw: dict[str, Any]) -> list[str]:
-    from ray.serve.schema import ServeDeploySchema
+    from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
     try:
         ServeDeploySchema.model_validate(raw)
@@ -43,7 +43,17 @@ def _serve_findings(raw: dict[str, Any]) -> list[str]:
             f"{'.'.join(str(part) for part in error['loc'])}: {error['msg']}"
             for error in err.errors()
         ]
-    return []
+    # Ray drops keys it does not know: a typing error would silently become a default.
+    findings = _unknown_keys("", raw, ServeDeploySchema)
+    for number, app in enumerate(raw["applications"]):
+        findings += _unknown_keys(f"applications.{number}.", app, ServeApplicationSchema)
+    return findings
+
+
+def _unknown_keys(where: str, raw: dict[str, Any], schema: type[BaseModel]) -> list[str]:
+    known = ", ".join(sorted(schema.model_fields))
+    unknown = [key for key in raw if key not in schema.model_fields]
+    return [f"{where}{key}: unknown setting; known here: {known}" for key in unknown]
 
 
 def _application_findings(raw: dict[str, Any]) -> list[str]:
