@@ -5,7 +5,7 @@ Importing it brings in neither torch nor ray.
 
 from mooncake_serve.client._async import AsyncClient, AsyncStream
 from mooncake_serve.client._sync import Client, Stream
-from mooncake_serve.client.types import Chunk, Completion, TokenUsage
+from mooncake_serve.client.types import Chunk, Completion, TokenLogprob, TokenUsage
 
 __all__ = [
     "AsyncClient",
@@ -14,5 +14,6 @@ __all__ = [
     "Client",
     "Completion",
     "Stream",
+    "TokenLogprob",
     "TokenUsage",
 ]

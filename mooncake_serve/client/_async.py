@@ -82,14 +82,14 @@ class AsyncClient:
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers=_core.auth_headers(api_key),
-            timeout=timeout_s,
+            timeout=_core.timeouts(timeout_s),
             transport=transport,
         )
 
     async def models(self) -> list[str]:
         """Names of the models the server offers."""
-        payload = await self._json(_core.Call("GET", "/v1/models"))
-        return [model["id"] for model in payload["data"]]
+        call = _core.Call("GET", "/v1/models")
+        return _core.models_from(await self._retry(self._send, call))
 
     async def health(self) -> bool:
         """True when the server is up and can answer."""
@@ -196,7 +196,7 @@ class AsyncClient:
 
     async def _default_model(self) -> str:
         if self._model is None:
-            self._model = (await self.models())[0]
+            self._model = _core.first_model(await self.models())
         return self._model
 
     async def _generate(self, call: _core.Call, stream: bool) -> Completion | AsyncStream:
@@ -204,11 +204,7 @@ class AsyncClient:
         if stream:
             response = await self._retry(self._send, call, stream=True)
             return AsyncStream(response, started, self.base_url)
-        response = await self._retry(self._send, call)
-        return _core.completion_from(response.json(), response.headers)
-
-    async def _json(self, call: _core.Call) -> Any:
-        return (await self._retry(self._send, call)).json()
+        return _core.completion_from(await self._retry(self._send, call))
 
     async def _send(self, call: _core.Call, *, stream: bool = False) -> httpx.Response:
         request = self._http.build_request(

@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import tenacity
 
-from mooncake_serve.client.types import Chunk, Completion, TokenUsage
+from mooncake_serve.client.types import Chunk, Completion, TokenLogprob, TokenUsage
 from mooncake_serve.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 600.0
+CONNECT_TIMEOUT_S = 10.0
 DEFAULT_RETRIES = 3
 RETRY_AFTER_MAX_S = 60.0
 
@@ -40,6 +42,11 @@ class Call:
 def base_url(url: str | None) -> str:
     """The server's address: the argument, `MOONCAKE_URL`, or this machine's port 8000."""
     return (url or os.environ.get("MOONCAKE_URL") or DEFAULT_URL).rstrip("/")
+
+
+def timeouts(timeout_s: float) -> httpx.Timeout:
+    """`timeout_s` bounds every silence of the server; whether it is there shows sooner."""
+    return httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))
 
 
 def auth_headers(api_key: str | None) -> dict[str, str]:
@@ -98,19 +105,47 @@ def _generation(
     return Call("POST", path, body, headers)
 
 
-def completion_from(payload: dict[str, Any], headers: httpx.Headers) -> Completion:
+def models_from(response: httpx.Response) -> list[str]:
+    """Names in the answer of `/v1/models`."""
+    with _reading(response.headers):
+        return [model["id"] for model in response.json()["data"]]
+
+
+def first_model(names: list[str]) -> str:
+    """The model to ask when the caller named none."""
+    if not names:
+        raise APIError("the server offers no model; name one with `model=`")
+    return names[0]
+
+
+def completion_from(response: httpx.Response) -> Completion:
     """The answer in a response that was not streamed."""
-    choice = payload["choices"][0]
-    text = choice["message"]["content"] if "message" in choice else choice["text"]
-    return Completion(
-        text=text or "",
-        finish_reason=choice["finish_reason"],
-        usage=usage_from(payload.get("usage")),
-        model=payload["model"],
-        request_id=headers.get("x-request-id", payload["id"]),
-        replica=replica_from(headers),
-        raw=payload,
-    )
+    with _reading(response.headers):
+        payload = response.json()
+        choice = payload["choices"][0]
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        return Completion(
+            text=text or "",
+            finish_reason=choice["finish_reason"],
+            usage=usage_from(payload.get("usage")),
+            model=payload["model"],
+            request_id=response.headers.get("x-request-id", payload["id"]),
+            replica=replica_from(response.headers),
+            logprobs=tuple(logprobs_from(choice)),
+            raw=payload,
+        )
+
+
+@contextmanager
+def _reading(headers: httpx.Headers) -> Iterator[None]:
+    """Turn an answer of an unexpected shape into an APIError."""
+    try:
+        yield
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as err:
+        raise APIError(
+            "the answer is not of OpenAI's shape; is `base_url` that of a mooncake_serve server?",
+            request_id=headers.get("x-request-id"),
+        ) from err
 
 
 def usage_from(usage: dict[str, Any] | None) -> TokenUsage:
@@ -123,6 +158,15 @@ def usage_from(usage: dict[str, Any] | None) -> TokenUsage:
         completion_tokens=usage["completion_tokens"],
         cached_tokens=details.get("cached_tokens", 0),
     )
+
+
+def logprobs_from(choice: dict[str, Any]) -> Iterator[TokenLogprob]:
+    """Generated tokens with their log-probabilities, where the request asked for them."""
+    report = choice.get("logprobs") or {}
+    for entry in report.get("content") or ():
+        yield TokenLogprob(entry["token"], entry["logprob"])
+    if "tokens" in report:
+        yield from map(TokenLogprob, report["tokens"], report["token_logprobs"])
 
 
 def replica_from(headers: httpx.Headers) -> str | None:
@@ -138,6 +182,7 @@ class Assembly:
         self._headers = headers
         self._started = started
         self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
         self._last: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
         self._finish_reason: str | None = None
@@ -145,22 +190,27 @@ class Assembly:
 
     def feed(self, data: str) -> Chunk | None:
         """The chunk in one event's data, or None for an event without text."""
-        event = json.loads(data)
-        if "error" in event:
-            raise error_from(event["error"], status=500, headers=self._headers)
+        with _reading(self._headers):
+            event = json.loads(data)
+            error = event.get("error")
+            if error is None:
+                return self._fold(event)
+        raise error_from(error, status=500, headers=self._headers)
+
+    def _fold(self, event: dict[str, Any]) -> Chunk | None:
         self._last = event
         self._usage = event.get("usage") or self._usage
         if not event["choices"]:
             return None
         choice = event["choices"][0]
-        text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
+        text = (choice["delta"].get("content") if "delta" in choice else choice.get("text")) or ""
+        reason = choice.get("finish_reason")
         if text and self._ttft_s is None:
             self._ttft_s = time.perf_counter() - self._started
-        self._text.append(text or "")
-        self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        if not text and choice.get("finish_reason") is None:
-            return None
-        return Chunk(text or "", choice.get("finish_reason"), event)
+        self._text.append(text)
+        self._logprobs.extend(logprobs_from(choice))
+        self._finish_reason = reason or self._finish_reason
+        return Chunk(text, reason, event) if text or reason else None
 
     def completion(self) -> Completion:
         """The whole answer; raises APIConnectionError when the stream ended before its time."""
@@ -178,6 +228,7 @@ class Assembly:
             request_id=request_id,
             ttft_s=self._ttft_s,
             replica=replica_from(self._headers),
+            logprobs=tuple(self._logprobs),
             raw=self._last,
         )
 

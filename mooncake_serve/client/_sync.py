@@ -65,10 +65,11 @@ class Client:
     >>> with Client() as client:
     ...     print(client.chat("Name a colour.", max_tokens=8).text)
 
-    `base_url` defaults to `MOONCAKE_URL`, else http://127.0.0.1:8000. Every further keyword of
-    `chat` and `complete` goes into the request's body (temperature, top_p, seed, stop, max_tokens).
-    Raises APIStatusError, APIConnectionError or APITimeoutError; 429, 503 and lost connections are
-    retried `max_retries` times, after the server's Retry-After and with jitter.
+    `base_url` defaults to `MOONCAKE_URL`, else http://127.0.0.1:8000; `api_key` to
+    `MOONCAKE_API_KEY`. Every further keyword of `chat` and `complete` goes into the request's body
+    (temperature, top_p, seed, stop, max_tokens). `timeout_s` bounds each silence of the server, not
+    the whole answer. Raises APIStatusError, APIConnectionError or APITimeoutError; 429, 503 and
+    lost connections are retried `max_retries` times, after the server's Retry-After and with jitter.
     """
 
     def __init__(
@@ -87,14 +88,13 @@ class Client:
         self._http = httpx.Client(
             base_url=self.base_url,
             headers=_core.auth_headers(api_key),
-            timeout=timeout_s,
+            timeout=_core.timeouts(timeout_s),
             transport=transport,
         )
 
     def models(self) -> list[str]:
         """Names of the models the server offers."""
-        payload = self._json(_core.Call("GET", "/v1/models"))
-        return [model["id"] for model in payload["data"]]
+        return _core.models_from(self._retry(self._send, _core.Call("GET", "/v1/models")))
 
     def health(self) -> bool:
         """True when the server is up and can answer."""
@@ -201,7 +201,7 @@ class Client:
 
     def _default_model(self) -> str:
         if self._model is None:
-            self._model = self.models()[0]
+            self._model = _core.first_model(self.models())
         return self._model
 
     def _generate(self, call: _core.Call, stream: bool) -> Completion | Stream:
@@ -209,11 +209,7 @@ class Client:
         if stream:
             response = self._retry(self._send, call, stream=True)
             return Stream(response, started, self.base_url)
-        response = self._retry(self._send, call)
-        return _core.completion_from(response.json(), response.headers)
-
-    def _json(self, call: _core.Call) -> Any:
-        return self._retry(self._send, call).json()
+        return _core.completion_from(self._retry(self._send, call))
 
     def _send(self, call: _core.Call, *, stream: bool = False) -> httpx.Response:
         request = self._http.build_request(

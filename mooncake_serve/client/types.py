@@ -16,6 +16,14 @@ class TokenUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A generated token and its natural log-probability."""
+
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """A whole answer."""
 
@@ -28,6 +36,8 @@ class Completion:
     """Seconds from sending to the first piece of text; None unless the answer was streamed."""
     replica: str | None = None
     """The replica that answered, where the request asked for it (`explain=True`)."""
+    logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False)
+    """One per generated token where the request asked for `logprobs`, else empty."""
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
     """The server's JSON, for fields this type does not name."""
 
