@@ -38,8 +38,9 @@ class ClientGone(RequestError):
 class Frame:
     """The outermost layer of the application."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, echo_request_id: bool) -> None:
         self._app = app
+        self._echo = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -47,14 +48,14 @@ class Frame:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope))
-        scope.setdefault("state", {})["request_id"] = request_id
         started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                if self._echo:
+                    MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -36,8 +37,11 @@ PIN, EXPLAIN, ROUTE = "x-mooncake-replica", "x-mooncake-explain", "x-mooncake-ro
 B = TypeVar("B", ChatBody, CompletionBody)
 
 
-def create_app(gateway: Gateway, settings: ApiConfig) -> FastAPI:
-    """The application; `gateway` is used from its event loop only."""
+def create_app(gateway: Gateway, settings: ApiConfig, *, echo_request_id: bool = True) -> FastAPI:
+    """The application; `gateway` is used from its event loop only.
+
+    `echo_request_id=False` leaves the response's `x-request-id` to a server that sets it itself.
+    """
     app = FastAPI(title="mooncake_serve", version=mooncake_serve.__version__)
     front = _Front(gateway, settings)
     app.add_api_route("/health", front.health, methods=["GET"])
@@ -59,7 +63,7 @@ def create_app(gateway: Gateway, settings: ApiConfig) -> FastAPI:
         openapi_extra=_body_schema(CompletionBody),
     )
     envelope.install(app)
-    app.add_middleware(Frame)
+    app.add_middleware(Frame, echo_request_id=echo_request_id)
     return app
 
 
@@ -116,7 +120,8 @@ class _Front:
         card, codec = await asyncio.gather(self._gateway.card(), self._gateway.codec())
         loop = asyncio.get_running_loop()
         prepared = await loop.run_in_executor(self._pool, prepare, raw, kind, card, codec)
-        request_id = request.state.request_id
+        # Not the client's x-request-id, which may come twice.
+        request_id = uuid.uuid4().hex
         answer = await self._gateway.start(
             _generation(request_id, prepared, tenant), deadline - loop.time(), _pin(request)
         )

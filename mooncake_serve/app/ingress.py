@@ -25,7 +25,8 @@ class Ingress:
         board = process_board(serve.get_replica_context().app_name)
         board.max_queued_tokens = app.api.max_queued_tokens
         gateway = RayGateway(model, board, app, load_tokenizer(app.model), attach(app.store))
-        self._http = create_app(gateway, app.api)
+        # Serve echoes x-request-id itself.
+        self._http = create_app(gateway, app.api, echo_request_id=False)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve asks for the application once the constructor is done."""

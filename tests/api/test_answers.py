@@ -200,3 +200,11 @@ async def test_tenants(gateway: FakeGateway) -> None:
     assert len({one.tenant_salt, two.tenant_salt}) == 2
     assert len(one.tenant_salt) == 32
     assert "one" not in one.tenant
+
+
+async def test_a_request_id_used_twice_names_two_requests(
+    http: httpx.AsyncClient, gateway: FakeGateway
+) -> None:
+    for _ in range(2):
+        await http.post(CHAT, json=chat(), headers={"x-request-id": "same"})
+    assert len({request.request_id for request in gateway.requests}) == 2
