@@ -1,7 +1,7 @@
 //! Every eviction policy against a naive model of the same cache.
 //!
 //! The model knows which blocks are resident, who their parents are and who is pinned; it checks
-//! that victims are unpinned leaves, that handles are never shared, and, for LRU, which block it is.
+//! that victims are unpinned leaves, that no handle is shared, and, for LRU, which block it is.
 
 use std::collections::HashMap;
 

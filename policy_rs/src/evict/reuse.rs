@@ -2,8 +2,8 @@
 //!
 //! Owns: for every class of blocks, how many entered it and how many were used again, and the mean
 //! gap between uses. Counts are halved when they grow old, so a change of workload shows.
-//! Invariant: a class without history has the odds of the prior: a block used `n` times has `n` times
-//! the odds of a new one, a partial block a fraction of them, everything else is average.
+//! Invariant: a class without history has the odds of the prior: a block used `n` times has `n`
+//! times the odds of a new one, a partial block a fraction of them, everything else is average.
 
 /// What is known about a block when it is touched. Small and dense: 256 classes.
 ///
@@ -98,8 +98,8 @@ impl Class {
 
 /// Entries after which the counts are halved.
 const MEMORY: f64 = 200_000.0;
-/// Blocks' worth of evidence in the prior. Blocks of one prompt share their fate, so this is no more
-/// than a dozen prompts.
+/// Blocks' worth of evidence in the prior. Blocks of one prompt share their fate, so this is no
+/// more than a dozen prompts.
 const PRIOR: f64 = 200.0;
 /// Logarithm of the prior odds of a partial block.
 const PARTIAL_LOG_ODDS: f64 = -2.0;

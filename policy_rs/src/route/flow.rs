@@ -2,8 +2,8 @@
 //!
 //! Owns: running averages of the gap between arrivals and of the work they bring. While a replica
 //! has a backlog, work added to it delays everyone who arrives before the backlog has drained. At
-//! utilization ρ a backlog of `n` requests takes as long to drain as `n / (1 − ρ)` arrivals, so that
-//! is how many are delayed, and what a second of avoidable work is worth.
+//! utilization ρ a backlog of `n` requests takes as long to drain as `n / (1 − ρ)` arrivals, so
+//! that is how many are delayed, and what a second of avoidable work is worth.
 //!
 //! On an idle cluster the price vanishes and the fastest placement wins; near saturation it makes
 //! the router prefer the replica with the most cache over one that is free a little sooner.
