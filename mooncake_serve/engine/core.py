@@ -84,6 +84,8 @@ class EngineCore:
         self._store = store
         self._jobs: dict[str, _Job] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        """Held while a request enters, so that none enters after the last look at the inbox."""
         self._arrivals = 0
         self._closing = False
         self._failure: Exception | None = None
@@ -105,18 +107,16 @@ class EngineCore:
     def submit(self, request: GenerationRequest, on_event: OnEvent) -> None:
         """Queue a request. Raises ContextTooLong or InvalidRequest before anything is queued."""
         check_request(request, self.info)
-        if self._closing or not self.healthy:
-            raise EngineFailed("the engine is closed; another replica can take the request")
-        self._arrivals += 1
-        sequence = Sequence(
-            request,
-            self._arrivals,
-            self._keys_of(request.tenant_salt, list(request.token_ids)),
-            self.info.layout.block_tokens,
-        )
-        sampling = request.sampling
-        job = _Job(sequence, on_event, Sampler(sampling), Detokenizer(self._decode, sampling.stop))
-        self._inbox.put(lambda: self._add(job))
+        keys = self._keys_of(request.tenant_salt, list(request.token_ids))
+        sampler = Sampler(request.sampling)
+        detokenizer = Detokenizer(self._decode, request.sampling.stop)
+        with self._gate:
+            if self._closing or not self.healthy:
+                raise EngineFailed("the engine is closed; another replica can take the request")
+            self._arrivals += 1
+            sequence = Sequence(request, self._arrivals, keys, self.info.layout.block_tokens)
+            job = _Job(sequence, on_event, sampler, detokenizer)
+            self._inbox.put(lambda: self._add(job))
 
     def cancel(self, request_id: str) -> None:
         """Stop a request at the next step; unknown ids are ignored."""
@@ -193,7 +193,8 @@ class EngineCore:
             )
 
     def _stop(self) -> None:
-        self._closing = True
+        with self._gate:
+            self._closing = True
         for helper in (self._loader, self._publisher):
             if helper is not None:
                 helper.close()

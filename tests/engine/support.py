@@ -13,6 +13,7 @@ import torch
 
 from mooncake_serve.engine.core import EngineCore, EngineSettings
 from mooncake_serve.engine.protocol import (
+    Backend,
     Event,
     FailEvent,
     FinishEvent,
@@ -126,7 +127,7 @@ def spell(ids: Sequence[int]) -> str:
 
 
 @contextmanager
-def torch_engine(
+def model_engine(
     loaded: LoadedModel,
     store: Any = None,
     *,
@@ -134,14 +135,22 @@ def torch_engine(
     pool_blocks: int = 512,
     threads: int = 1,
     max_batch: int = 32,
-    attention: Any = "auto",
+    backend: Any = "torch",
 ):
-    def make() -> TorchBackend:
-        backend = TorchBackend(
-            loaded, block_tokens=block_tokens, threads=threads, attention=attention
-        )
-        settings.pool_bytes = pool_blocks * backend.layout.block_bytes
-        return backend
+    """An engine; "plain torch" keeps attention off the native kernels."""
+
+    def make() -> Backend:
+        options: dict[str, Any] = {"block_tokens": block_tokens, "threads": threads}
+        made: Backend
+        if backend == "native":
+            from mooncake_serve.engine.native import NativeBackend
+
+            made = NativeBackend(loaded, **options)
+        else:
+            attention: Any = "auto" if backend == "torch" else "torch"
+            made = TorchBackend(loaded, **options, attention=attention)
+        settings.pool_bytes = pool_blocks * made.layout.block_bytes
+        return made
 
     settings = _Settings("test", threads, 1, max_batch)
     engine = EngineCore(make, spell, settings, store)  # type: ignore[arg-type]

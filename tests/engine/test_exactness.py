@@ -5,7 +5,7 @@ import pytest
 from mooncake_serve.config import ModelConfig
 from mooncake_serve.models import LoadedModel, load_model
 from tests.engine.exactness import check_preemption, check_second_turn, check_store_and_company
-from tests.engine.support import FAMILIES, generate, random_prompt, tiny_model, torch_engine
+from tests.engine.support import FAMILIES, generate, model_engine, random_prompt, tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +40,24 @@ def test_default_model_with_store_and_company(smollm2: LoadedModel) -> None:
     check_store_and_company(smollm2, block_tokens=32, company=3, max_tokens=3, company_tokens=20)
 
 
+def test_native_backend_with_store_and_company(smollm2: LoadedModel) -> None:
+    check_store_and_company(
+        smollm2, block_tokens=32, company=8, max_tokens=4, company_tokens=20, backend="native"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_native_backend_second_turn_and_preemption(smollm2: LoadedModel) -> None:
+    check_second_turn(smollm2, block_tokens=32, backend="native")
+    check_preemption(smollm2, block_tokens=32, requests=4, backend="native")
+
+
+def test_plain_torch_with_store_and_company() -> None:
+    """Attention by torch alone, as on machines without the kernels' instructions."""
+    check_store_and_company(tiny_model("llama"), block_tokens=32, company=8, backend="plain torch")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.timeout(1800)
@@ -68,7 +86,7 @@ def test_kernel_and_torch_attention_agree(family: str) -> None:
     loaded = tiny_model(family, dtype=torch.float32)
     prompts = [random_prompt(20 + 11 * n, n) for n in range(6)]
     answers = []
-    for attention in ("auto", "torch"):
-        with torch_engine(loaded, attention=attention) as engine:
+    for backend in ("torch", "plain torch"):
+        with model_engine(loaded, backend=backend) as engine:
             answers.append(generate(engine, prompts, 24))
     assert answers[0] == answers[1]
