@@ -25,7 +25,7 @@ impl Arc {
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self {
-            forest: Forest::new(),
+            forest: Forest::with_capacity(capacity),
             ghosts: GhostTable::new(capacity),
             now: 0,
             capacity,

@@ -72,10 +72,10 @@ pub struct Forest {
 }
 
 impl Forest {
-    /// An empty forest.
+    /// An empty forest with room for `capacity` blocks, so that growing never stalls a request.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { nodes: Vec::with_capacity(capacity), ..Self::default() }
     }
 
     /// Resident blocks.

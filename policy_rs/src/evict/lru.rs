@@ -6,17 +6,17 @@
 use super::{BlockId, EvictionPolicy, Forest, Rank, Touch};
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Lru {
     forest: Forest,
     now: i64,
 }
 
 impl Lru {
-    /// An empty cache.
+    /// A cache of about `capacity` blocks.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(capacity: usize) -> Self {
+        Self { forest: Forest::with_capacity(capacity), now: 0 }
     }
 
     fn next_rank(&mut self) -> Rank {

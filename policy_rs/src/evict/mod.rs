@@ -129,7 +129,7 @@ impl PolicyKind {
     pub fn build(self, capacity: usize) -> Box<dyn EvictionPolicy> {
         match self {
             Self::Ours => Box::new(PrefixAware::new(capacity)),
-            Self::Lru => Box::new(Lru::new()),
+            Self::Lru => Box::new(Lru::new(capacity)),
             Self::Arc => Box::new(Arc::new(capacity)),
             Self::S3Fifo => Box::new(S3Fifo::new(capacity)),
         }

@@ -44,7 +44,7 @@ impl PrefixAware {
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self {
-            forest: Forest::new(),
+            forest: Forest::with_capacity(capacity),
             ghosts: GhostTable::new(GHOSTS_PER_BLOCK * capacity),
             stats: ReuseStats::new(),
             now: 0,

@@ -25,7 +25,7 @@ impl S3Fifo {
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self {
-            forest: Forest::new(),
+            forest: Forest::with_capacity(capacity),
             ghosts: GhostTable::new(capacity / 2),
             now: 0,
             small_capacity: capacity / 2,

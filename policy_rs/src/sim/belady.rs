@@ -63,7 +63,7 @@ pub(super) struct Belady {
 
 impl Belady {
     pub(super) fn new(future: Arc<Future>) -> Self {
-        Self { future, forest: Forest::new(), keys: Vec::new() }
+        Self { future, forest: Forest::default(), keys: Vec::new() }
     }
 
     fn rank(&self, key: u64) -> Rank {

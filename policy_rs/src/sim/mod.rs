@@ -61,14 +61,18 @@ pub fn simulate(trace: &Trace, profile: &Profile, config: &Config) -> Result<Rep
     let future = Arc::new(Future::of(&trace));
     let router =
         RouterKind::from_str(&config.router)?.build(&profile.costs(), config.slo_s, config.seed);
+    // A cache larger than the trace is an infinite one; its bookkeeping need not be.
+    let room = |blocks: usize| blocks.min(trace.unique_blocks);
     let mut nodes = Vec::with_capacity(config.nodes);
     for _ in 0..config.nodes {
         // The engine's own pool is its business: least recently used, whatever the store does.
-        let device = PolicyKind::Lru.build(config.device_blocks);
+        let device = PolicyKind::Lru.build(room(config.device_blocks));
+        let dram = policy(&config.policy, room(config.dram_blocks), &future)?;
+        let nvme = policy(&config.policy, room(config.nvme_blocks), &future)?;
         nodes.push(Node::new(
             Cache::new(device, config.device_blocks),
-            Cache::new(policy(config, config.dram_blocks, &future)?, config.dram_blocks),
-            Cache::new(policy(config, config.nvme_blocks, &future)?, config.nvme_blocks),
+            Cache::new(dram, config.dram_blocks),
+            Cache::new(nvme, config.nvme_blocks),
         ));
     }
     let workload = Workload::new(trace, config.hint_accuracy, &future, config.seed);
@@ -76,14 +80,14 @@ pub fn simulate(trace: &Trace, profile: &Profile, config: &Config) -> Result<Rep
 }
 
 fn policy(
-    config: &Config,
+    name: &str,
     capacity: usize,
     future: &Arc<Future>,
 ) -> Result<Box<dyn EvictionPolicy>, String> {
-    if config.policy == "belady" {
+    if name == "belady" {
         return Ok(Box::new(Belady::new(Arc::clone(future))));
     }
-    let kind = PolicyKind::from_str(&config.policy)
+    let kind = PolicyKind::from_str(name)
         .map_err(|error| format!("{error}, or belady in the simulator"))?;
     Ok(kind.build(capacity))
 }
