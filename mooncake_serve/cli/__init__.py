@@ -36,6 +36,14 @@ def options(
     del debug
 
 
+@app.command("simulate", context_settings=bench.PASS_ON)
+def simulate(context: typer.Context) -> None:
+    """Replay a trace on a simulated cluster with the product's router and eviction policy."""
+    from mooncake_serve.simulate import main as run
+
+    raise typer.Exit(run(context.args))
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

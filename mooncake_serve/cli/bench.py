@@ -8,20 +8,20 @@ import typer
 
 app = typer.Typer(no_args_is_help=True, help="Measure this machine; --json prints one object.")
 
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def _run(name: str, context: typer.Context) -> None:
     raise typer.Exit(import_module(f"mooncake_serve.bench.{name}").main(context.args))
 
 
-@app.command("store", context_settings=_PASS_ON)
+@app.command("store", context_settings=PASS_ON)
 def bench_store(context: typer.Context) -> None:
     """Lease, read and put from another process, beside memcpy and Ray's object store."""
     _run("store", context)
 
 
-@app.command("engine", context_settings=_PASS_ON)
+@app.command("engine", context_settings=PASS_ON)
 def bench_engine(context: typer.Context) -> None:
     """Prefill, decode and warm starts, beside transformers' generate."""
     _run("engine", context)
