@@ -62,7 +62,7 @@ def check_store_and_company(
     with model_engine(loaded, shared, **options) as engine:
         crowd = generate(engine, [*others[: company // 2], *prompts], max_tokens)
         assert crowd[company // 2 :] == alone, "warm among others"
-        assert engine.stats().cached_store_tokens == least * block_tokens
+        assert engine.stats().cached_store_tokens >= least * block_tokens
 
 
 def check_second_turn(
