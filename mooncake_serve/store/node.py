@@ -81,6 +81,7 @@ class NodeStore:
         self._epoch: int | None = None
         self._first_missed_ping: float | None = None
         self._failures = 0
+        self._last_warning = ""
         self._closed = False
         self._wake = threading.Event()
         self._attached = threading.Event()
@@ -191,7 +192,7 @@ class NodeStore:
             return call(client)
         except StoreRefused as error:
             self._count(errors=1)
-            log.warning("the store refused a call: %s", error)
+            self._warn_once(f"the store refused a call: {error}")
         except StoreTimeout as error:
             self._count(timeouts=1)
             self._open_circuit(client, error)
@@ -199,6 +200,12 @@ class NodeStore:
             self._count(errors=1)
             self._open_circuit(client, error)
         return None
+
+    def _warn_once(self, message: str) -> None:
+        with self._lock:
+            level = logging.DEBUG if self._last_warning == message else logging.WARNING
+            self._last_warning = message
+        log.log(level, "%s", message)
 
     def _count(self, **increments: int) -> None:
         with self._lock:

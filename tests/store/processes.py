@@ -56,6 +56,15 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
+    def stop(self) -> None:
+        """SIGSTOP, and wait until every thread has stopped."""
+        self.signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.pid}/task")
+        stats = [task / "stat" for task in tasks.iterdir()]
+        eventually(
+            lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in stats)
+        )
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

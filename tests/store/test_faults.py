@@ -44,7 +44,7 @@ def test_death_is_seen_even_while_a_child_holds_the_socket(
     with Process("hold_leases_forked", server.socket, "a", 2) as reader:
         child = int(reader.said)
         try:
-            assert client.stats()["leases"] == 1
+            eventually(lambda: client.stats()["leases"] == 1)
             reader.kill()
             eventually(lambda: client.stats()["leases"] == 0)
         finally:
@@ -54,7 +54,7 @@ def test_death_is_seen_even_while_a_child_holds_the_socket(
 def test_a_stopped_reader_keeps_its_leases(server: StoreServer, client: StoreClient) -> None:
     keys, _ = fill(client, "a", 4)
     with Process("hold_leases", server.socket, "a", 4) as reader:
-        reader.signal(signal.SIGSTOP)
+        reader.stop()
         client.evict(keys)
         fill(client, "b", 8)
         time.sleep(0.5)
@@ -92,7 +92,7 @@ def test_a_stopped_store_times_out_and_the_connection_is_over(socket: Path) -> N
     with store(socket) as process:
         client = StoreClient.connect(socket)
         keys, data = fill(client, "a", 2)
-        process.signal(signal.SIGSTOP)
+        process.stop()
         with pytest.raises(StoreTimeout):
             client.match(keys, timeout_s=0.05)
         with pytest.raises(StoreUnavailable, match="connect again"):
@@ -160,7 +160,7 @@ def test_node_store_serves_without_the_store_and_heals(socket: Path) -> None:
         assert node.put(keys, parents, data, SHAPE) == ["stored"] * 2
         assert node.read_into(keys, buffers) == 2
         assert buffers == data
-        process.signal(signal.SIGSTOP)
+        process.stop()
         assert node.match(keys) == 0
         assert not node.healthy
         assert node.stats().timeouts == 1

@@ -9,7 +9,7 @@ import pytest
 
 from mooncake_serve.errors import ConfigError, StoreRefused, StoreUnavailable
 from mooncake_serve.store import BlockShape, StoreClient, StoreServer
-from tests.store.processes import MIB, Process, chain, store
+from tests.store.processes import MIB, Process, chain, eventually, store
 
 
 def test_the_cap_holds_and_every_put_is_accounted_for(socket: Path) -> None:
@@ -59,6 +59,7 @@ def test_a_full_store_refuses_at_once_and_recovers(client: StoreClient) -> None:
     assert statuses[1].startswith("refused: parent absent")
     assert client.stats()["refused_full"] > 0
     held.clear()
+    eventually(lambda: client.stats()["leased_bytes"] == 0)
     assert client.put(other, parents, [bytes(MIB)] * 2, shape) == ["stored"] * 2
 
 

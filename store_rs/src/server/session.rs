@@ -210,16 +210,17 @@ impl Session {
 }
 
 impl Drop for Session {
-    /// Runs however the session ended, so that nothing it held can leak.
+    /// Runs however the session ended, so that nothing it held can leak. The index goes last: once
+    /// it counts one session less, everything of that session is back.
     fn drop(&mut self) {
-        if let Ok(mut index) = self.shared.index() {
-            index.end_session(self.id);
-        }
-        self.shared.peers().remove(&self.id);
         if let Some(ingest) = self.ingest.take() {
             let granted = ingest.size();
             drop(ingest);
             self.shared.return_ingest(granted);
+        }
+        self.shared.peers().remove(&self.id);
+        if let Ok(mut index) = self.shared.index() {
+            index.end_session(self.id);
         }
     }
 }
