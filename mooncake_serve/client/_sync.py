@@ -69,7 +69,7 @@ class Client:
     `MOONCAKE_API_KEY`. Every further keyword of `chat` and `complete` goes into the request's body
     (temperature, top_p, seed, stop, max_tokens). `timeout_s` bounds each silence of the server, not
     the whole answer. Raises APIStatusError, APIConnectionError or APITimeoutError; 429, 503 and
-    lost connections are retried `max_retries` times, after the server's Retry-After and with jitter.
+    lost connections are retried `max_retries` times, after the server's Retry-After, with jitter.
     """
 
     def __init__(
