@@ -114,9 +114,7 @@ class RequestError(MooncakeError):
     status: int = 500
     type: str = "server_error"
 
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
