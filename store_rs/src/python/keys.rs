@@ -42,6 +42,10 @@ fn tokens(object: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         });
     };
     let py = object.py();
+    // An empty buffer may point anywhere, which the typed views below refuse as misaligned.
+    if buffer.item_count() == 0 {
+        return Ok(Vec::new());
+    }
     if let Ok(tokens) = buffer.as_typed::<u32>() {
         return tokens.to_vec(py);
     }
