@@ -151,9 +151,13 @@ class StoreClient:
         socket: str | PathLike[str],
         *,
         ingest_bytes: int = 67108864,
+        prefault: bool = False,
         timeout_s: float = 5.0,
     ) -> StoreClient:
-        """Attach to the store at `socket`; `ingest_bytes` is the put buffer to ask for."""
+        """Attach to the store at `socket`; `ingest_bytes` is the put buffer to ask for.
+
+        `prefault` maps the arena's pages in the background, so that first reads run at full speed.
+        """
     def match(
         self, keys: Iterable[bytes], tenant: str = "", *, timeout_s: float | None = None
     ) -> int:

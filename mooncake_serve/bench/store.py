@@ -1,9 +1,10 @@
 """`mooncake-serve bench store`: lease, read and put from another process, beside memcpy and Ray.
 
 The store runs in a process of its own; this process is the client. Rates are of raw bytes, reads
-are verified, and after the puts every key is accounted for. `ray.put`/`ray.get` are measured in
-this run, block size by block size, right after ours; what is not built or not installed is null,
-with the reason under "why".
+are verified, and after the puts every key is accounted for. Every block is read once, as a replica
+that loads a prefix does. `ray.put`/`ray.get` are measured in this run, block size by block size,
+right after ours, the gets in an actor as in a second process; what is not built or not installed
+is null, with the reason under "why".
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def running_store(dram_bytes: int, index_bytes: int = 0) -> Iterator[tuple[Store
             assert process.stdout is not None
             if not process.stdout.readline():
                 raise RuntimeError("the store did not start; its error is above")
-            with StoreClient.connect(path, timeout_s=60.0) as client:
+            with StoreClient.connect(path, prefault=True, timeout_s=60.0) as client:
                 yield client, path
             process.kill()
 
@@ -103,7 +104,7 @@ def running_store(dram_bytes: int, index_bytes: int = 0) -> Iterator[tuple[Store
 def memcpy_rate(nbytes: int) -> float:
     """One thread, one size, pre-faulted destination, cycling through more than any cache."""
     source = np.ones((WORKING_SET // nbytes, nbytes), np.uint8)
-    target = np.ones((4, nbytes), np.uint8)
+    target = peers.touched(4, nbytes)
     seconds = []
     for _ in range(3):
         for at, block in enumerate(source):
@@ -180,7 +181,7 @@ def measure_size(client: StoreClient, nbytes: int) -> dict[str, Any]:
     keys = chain(f"size {nbytes}", count)
     shape = shape_of(nbytes)
     source = np.random.default_rng(0).integers(0, 256, (8, nbytes), np.uint8)
-    target = np.ones((4, nbytes), np.uint8)
+    target = peers.touched(4, nbytes)
     put, read = [], []
     for at, key in enumerate(keys):
         parent = [keys[at - 1] if at else None]
@@ -190,15 +191,13 @@ def measure_size(client: StoreClient, nbytes: int) -> dict[str, Any]:
         put.append(time.perf_counter() - start)
         if status != "stored":
             raise RuntimeError(f"a put was {status}")
-    for round_ in range(2):
-        for at, key in enumerate(keys):
-            buffer = [target[at % 4].data]
-            start = time.perf_counter()
-            got = client.read_into([key], buffer)
-            if round_:  # the first round faults the arena's pages into this process
-                read.append(time.perf_counter() - start)
-            if got != 1 or not np.array_equal(target[at % 4][:64], source[at % 8][:64]):
-                raise RuntimeError("a block that was stored could not be read back")
+    for at, key in enumerate(keys):
+        buffer = [target[at % 4].data]
+        start = time.perf_counter()
+        got = client.read_into([key], buffer)
+        read.append(time.perf_counter() - start)
+        if got != 1 or not np.array_equal(target[at % 4][:64], source[at % 8][:64]):
+            raise RuntimeError("a block that was stored could not be read back")
     leases = timed(lambda: lease_and_release(client, keys[:1]), 3000)
     client.evict(keys)
     return {

@@ -245,7 +245,10 @@ class NodeStore:
     def _attach(self) -> None:
         try:
             client = StoreClient.connect(
-                self.socket, ingest_bytes=self._ingest_bytes, timeout_s=_CONNECT_TIMEOUT_S
+                self.socket,
+                ingest_bytes=self._ingest_bytes,
+                prefault=True,
+                timeout_s=_CONNECT_TIMEOUT_S,
             )
         except StoreError as error:
             with self._lock:

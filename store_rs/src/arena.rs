@@ -140,6 +140,14 @@ impl ArenaView {
         unsafe { std::slice::from_raw_parts(self.map.at(offset, len), len) }
     }
 
+    /// Map the pages from `offset` on into this process, `step` bytes of them at most; where to go
+    /// on, or None at the end. Only saves later page faults, so a failure ends it early.
+    pub fn prefault(&self, offset: usize, step: usize) -> Option<usize> {
+        let len = step.min(self.map.len.checked_sub(offset)?);
+        let mapped = len > 0 && self.map.advise(offset, len, Advice::LinuxPopulateRead).is_ok();
+        mapped.then_some(offset + len)
+    }
+
     /// Whether the range is inside the arena.
     pub fn contains(&self, offset: u64, len: u32) -> bool {
         offset.checked_add(u64::from(len)).is_some_and(|end| end <= self.map.len as u64)

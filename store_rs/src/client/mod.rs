@@ -8,6 +8,7 @@
 mod connection;
 mod deadline;
 mod lease;
+mod prefault;
 mod put;
 
 use std::path::{Path, PathBuf};
@@ -35,13 +36,21 @@ pub struct Client {
 
 impl Client {
     /// Connect to the store at `path`. A put buffer of up to `ingest_bytes` is asked for at the
-    /// first put.
-    pub fn connect(path: &Path, ingest_bytes: u64, timeout: Duration) -> Result<Self> {
+    /// first put. With `prefault`, a background thread maps the arena's pages ahead of reads.
+    pub fn connect(
+        path: &Path,
+        ingest_bytes: u64,
+        prefault: bool,
+        timeout: Duration,
+    ) -> Result<Self> {
         let deadline = Deadline::after(timeout);
         let (reader, welcome) = Connection::open(path, 0, deadline)?;
         let fd = welcome.fds.into_iter().next();
         let fd = fd.ok_or_else(|| Error::protocol("the store passed no arena"))?;
         let arena = Arc::new(ArenaView::open(fd, welcome.arena_bytes)?);
+        if prefault {
+            prefault::start(&arena)?;
+        }
         let writer = Writer::new(PathBuf::from(path), ingest_bytes, welcome.epoch);
         Ok(Self {
             reader: Arc::new(reader),

@@ -46,16 +46,17 @@ impl StoreClient {
 #[pymethods]
 impl StoreClient {
     #[staticmethod]
-    #[pyo3(signature = (socket, *, ingest_bytes=67_108_864, timeout_s=5.0))]
+    #[pyo3(signature = (socket, *, ingest_bytes=67_108_864, prefault=false, timeout_s=5.0))]
     fn connect(
         py: Python<'_>,
         socket: PathBuf,
         ingest_bytes: u64,
+        prefault: bool,
         timeout_s: f64,
     ) -> PyResult<Self> {
         let timeout = arguments::timeout(timeout_s)?;
         let client = py
-            .detach(|| Client::connect(&socket, ingest_bytes, timeout))
+            .detach(|| Client::connect(&socket, ingest_bytes, prefault, timeout))
             .map_err(|error| raise(py, &error))?;
         let (epoch, server_pid) = (client.epoch(), client.server_pid());
         Ok(Self { client: RwLock::new(Some(Arc::new(client))), timeout_s, epoch, server_pid })
