@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -43,7 +44,8 @@ class EventBuffer:
             self._events.append(event)
             first = len(self._events) == 1
         if first:
-            self._loop.call_soon_threadsafe(self._ready.set)
+            with suppress(RuntimeError):  # The loop is closed: nobody listens any more.
+                self._loop.call_soon_threadsafe(self._ready.set)
 
     async def take(self) -> list[Event]:
         """All events that have arrived, at least one."""
@@ -54,7 +56,7 @@ class EventBuffer:
         return events
 
 
-async def stream_events(engine: Engine, request: GenerationRequest) -> AsyncIterator[list[Event]]:
+async def stream_events(engine: Engine, request: GenerationRequest) -> AsyncGenerator[list[Event]]:
     """Run a request; yields its events in batches, the last one ending in a Finish or FailEvent.
 
     Errors are events too: an exception that crosses Serve would lose its class.
@@ -109,12 +111,13 @@ class ModelReplica:
 
     async def generate(
         self, request: GenerationRequest, timeout_s: float, replica: str | None = None
-    ) -> AsyncIterator[tuple[str, list[Event]]]:
+    ) -> AsyncGenerator[tuple[str, list[Event]]]:
         """Batches of events with this replica's id. `replica` is the plan, read by the router."""
         del replica
         bounded = replace(request, deadline_s=time.monotonic() + timeout_s)
-        async for events in stream_events(self._engine, bounded):
-            yield self._id, events
+        async with aclosing(stream_events(self._engine, bounded)) as batches:
+            async for events in batches:
+                yield self._id, events
 
     async def stats(self) -> dict[str, Any]:
         """Counters of the engine and of its view of the store."""

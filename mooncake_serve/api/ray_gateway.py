@@ -1,7 +1,7 @@
-"""The gateway over Ray Serve: plan with the board, send through a handle, retry when a replica dies.
+"""The gateway over Ray Serve: plan on the board, send through a handle, retry if a replica dies.
 
 A request whose replica died before its first token goes to another one; after the first token it
-fails cleanly, because sampled tokens cannot be taken back.
+fails cleanly, because sampled tokens cannot be taken back. Ray's own errors become ours here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
+import ray
+from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import (
     BackPressureError,
@@ -26,7 +29,7 @@ from mooncake_serve.api.gateway import Codec, ModelCard
 from mooncake_serve.config import AppConfig
 from mooncake_serve.engine.protocol import Event, FailEvent, FinishEvent, GenerationRequest
 from mooncake_serve.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
-from mooncake_serve.router import Board, Reservation
+from mooncake_serve.router import Board, NodeIndex, Prefix, Reservation
 from mooncake_serve.store import NodeStore, block_keys
 
 log = logging.getLogger(__name__)
@@ -36,7 +39,8 @@ REPLICA_WAIT_S = 5.0
 REPLICA_POLL_S = 0.05
 NO_REPLICA = "no model replica is running; try again soon (`serve status` says why)"
 
-REPLICA_GONE = (RayActorError, ReplicaUnavailableError)
+REPLICA_GONE = (RayActorError, ReplicaUnavailableError, AioRpcError)
+"""What Ray raises for a replica that went away, by actor call or by gRPC."""
 
 
 class RayGateway:
@@ -56,7 +60,7 @@ class RayGateway:
         self._board = board
         self._config = config
         self._codec = codec
-        self._store = store
+        self._index = NodeIndex(ray.get_runtime_context().get_node_id(), store)
         self._model: dict[str, Any] | None = None
         self._created = int(time.time())
 
@@ -81,10 +85,32 @@ class RayGateway:
     ) -> RayAnswer:
         """Plan a request. It is sent when its events are asked for."""
         model = await self._known_model()
-        matched = await asyncio.to_thread(self._matched_tokens, request, model)
-        pinned = self._pinned(replica)
-        reservation = await self._reserve(len(request.token_ids), matched, pinned)
-        return RayAnswer(self, request, timeout_s, matched, reservation)
+        prefixes = await asyncio.to_thread(self._prefixes, request, model)
+        reservation = await self.reserve(request, prefixes, only=self._pinned(replica))
+        return RayAnswer(self, request, timeout_s, prefixes, reservation)
+
+    def send(self, request: GenerationRequest, timeout_s: float, replica: str) -> Any:
+        """The handle's stream of `(replica, events)`."""
+        return self._generate.remote(request, timeout_s, replica=replica)
+
+    async def reserve(
+        self,
+        request: GenerationRequest,
+        prefixes: Mapping[str, Sequence[Prefix]],
+        *,
+        only: str | None = None,
+        avoid: Collection[str] = (),
+    ) -> Reservation:
+        """Plan and reserve, waiting a little for a replica to appear."""
+        deadline = time.monotonic() + REPLICA_WAIT_S
+        length = len(request.token_ids)
+        while True:
+            reservation = self._board.reserve(length, prefixes, only=only, avoid=avoid)
+            if reservation is not None:
+                return reservation
+            if time.monotonic() > deadline:
+                raise Unavailable(NO_REPLICA, code="no_replica")
+            await asyncio.sleep(REPLICA_POLL_S)
 
     async def _known_model(self) -> dict[str, Any]:
         model = self._model
@@ -97,19 +123,21 @@ class RayGateway:
             self._model = model = dict(described)
         return model
 
-    def _matched_tokens(self, request: GenerationRequest, model: dict[str, Any]) -> int:
-        """Prompt tokens that the node's store could supply; never the tail (see the engine)."""
+    def _prefixes(
+        self, request: GenerationRequest, model: dict[str, Any]
+    ) -> Mapping[str, Sequence[Prefix]]:
+        """What each node could supply of the prompt; never the tail (see the engine)."""
         block_tokens = model["block_tokens"]
         full_blocks = (len(request.token_ids) - 1) // block_tokens
-        if self._store is None or full_blocks == 0:
-            return 0
+        if full_blocks == 0:
+            return {}
         keys = block_keys(
             model["namespace"],
             request.tenant_salt,
             array("I", request.token_ids[: full_blocks * block_tokens]),
             block_tokens,
         )
-        return self._store.match(keys, request.tenant) * block_tokens
+        return self._index.match(keys, block_tokens, request.tenant)
 
     def _pinned(self, index: int | None) -> str | None:
         if index is None:
@@ -121,19 +149,6 @@ class RayGateway:
             )
         return replicas[index]
 
-    async def _reserve(self, length: int, matched: int, pinned: str | None) -> Reservation:
-        """Plan and reserve, waiting a little for a replica to appear."""
-        deadline = time.monotonic() + REPLICA_WAIT_S
-        while True:
-            # One store serves the whole node, so every replica here could load the same blocks.
-            matched_by_replica = dict.fromkeys(self._board.replicas(), matched)
-            reservation = self._board.reserve(length, matched_by_replica, pinned)
-            if reservation is not None:
-                return reservation
-            if time.monotonic() > deadline:
-                raise Unavailable(NO_REPLICA, code="no_replica")
-            await asyncio.sleep(REPLICA_POLL_S)
-
 
 class RayAnswer:
     """One planned request; `events` sends it."""
@@ -143,40 +158,42 @@ class RayAnswer:
         gateway: RayGateway,
         request: GenerationRequest,
         timeout_s: float,
-        matched: int,
+        prefixes: Mapping[str, Sequence[Prefix]],
         reservation: Reservation,
     ) -> None:
         self._gateway = gateway
         self._request = request
         self._deadline = time.monotonic() + timeout_s
-        self._matched = matched
+        self._prefixes = prefixes
         self._reservation = reservation
-        self._started = False
+        self._answered_by: str | None = None
 
     @property
     def route(self) -> dict[str, Any]:
-        """Who answers and why. The replica is the one that did, once it has begun."""
+        """Who answers and why. The replica is the planned one until one has begun to answer."""
         plan = self._reservation.plan
         return {
-            "replica": plan.replica,
+            "replica": self._answered_by or plan.replica,
             "queue_s": round(plan.score.queue_s, 6),
             "load_s": round(plan.score.load_s, 6),
             "prefill_s": round(plan.score.prefill_s, 6),
-            "matched_tokens": self._matched,
+            "matched_tokens": plan.score.matched_tokens,
         }
 
     async def events(self) -> AsyncGenerator[list[Event]]:
         """Batches of events. Closing the iterator cancels the request."""
-        for attempt in range(1, ATTEMPTS_MAX + 1):
+        failed: set[str] = set()
+        while True:
             replica = self._reservation.plan.replica
             try:
-                async for events in self._send(replica):
-                    yield events
+                async with aclosing(self._attempt(replica)) as batches:
+                    async for events in batches:
+                        yield events
                 return
             except REPLICA_GONE as err:
                 log.warning("replica %s went away: %s", replica, type(err).__name__)
-                self._gateway._board.drop_replica(replica)
-                if self._started or attempt == ATTEMPTS_MAX:
+                failed.add(replica)
+                if self._answered_by is not None or len(failed) == ATTEMPTS_MAX:
                     message = "the replica died while answering; send the request again"
                     yield [FailEvent(EngineFailed(message, code="replica_died"))]
                     return
@@ -188,23 +205,20 @@ class RayAnswer:
                 return
             finally:
                 self._reservation.end()
-            length = len(self._request.token_ids)
-            self._reservation = await self._gateway._reserve(length, self._matched, None)
+            self._reservation = await self._gateway.reserve(
+                self._request, self._prefixes, avoid=failed
+            )
 
-    async def _send(self, replica: str) -> AsyncGenerator[list[Event]]:
+    async def _attempt(self, replica: str) -> AsyncGenerator[list[Event]]:
         remaining = max(0.0, self._deadline - time.monotonic())
-        stream = self._gateway._generate.remote(self._request, remaining, replica=replica)
+        stream = self._gateway.send(self._request, remaining, replica)
         ended = False
         try:
-            async for _, events in stream:
-                self._started = True
+            async for self._answered_by, events in stream:
+                self._reservation.first_token()
                 last = events[-1]
                 if isinstance(last, FinishEvent):
-                    usage = last.usage
-                    computed = usage.prompt_tokens - usage.cached_tokens
-                    self._reservation.first_token(computed, usage.cached_tokens)
-                else:
-                    self._reservation.first_token()
+                    self._reservation.end(last.usage)
                 ended = isinstance(last, FinishEvent | FailEvent)
                 yield events
         finally:

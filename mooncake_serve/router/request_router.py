@@ -33,8 +33,8 @@ class PlannedRouter(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Serve's new set of replicas, which the planner must know too."""
         super().update_replicas(replicas)
-        board = process_board(self.app_name)
-        board.set_replicas(replica.replica_id.unique_id for replica in replicas)
+        nodes = {replica.replica_id.unique_id: replica.node_id for replica in replicas}
+        process_board(self.app_name).set_replicas(nodes)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """A call found the replica dead, before the controller did."""

@@ -8,19 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncake_serve.engine.protocol import Usage
 from mooncake_serve.errors import Overloaded
-from mooncake_serve.router import Board, Costs, ReplicaLoad, Reservation, choose
-from mooncake_serve.router.planner import score
+from mooncake_serve.router import Board, Costs, Prefix, ReplicaLoad, Reservation, choose
+from mooncake_serve.router.planner import OBSERVED_TOKENS_MIN, score
+
+NODE = "node-1"
 
 
 def board(*names: str, limit: int = 10_000) -> Board:
     made = Board(max_queued_tokens=limit, seed=1)
-    made.set_replicas(names)
+    made.set_replicas(dict.fromkeys(names, NODE))
     return made
 
 
 def reserve(to: Board, length: int, matched: int = 0, only: str | None = None) -> Reservation:
-    reservation = to.reserve(length, dict.fromkeys(to.replicas(), matched), only)
+    reservation = to.reserve(length, {NODE: [Prefix(matched)]}, only=only)
     assert reservation is not None
     return reservation
 
@@ -38,7 +41,7 @@ def test_ties_are_random() -> None:
 
 def board_of(seed: int) -> Reservation:
     to = Board(seed=seed)
-    to.set_replicas(["a", "b"])
+    to.set_replicas({"a": NODE, "b": NODE})
     return reserve(to, 10)
 
 
@@ -48,10 +51,19 @@ def test_the_shorter_queue_wins() -> None:
     assert {reserve(to, 10).plan.replica for _ in range(5)} == {"a", "b"} - {long.plan.replica}
 
 
-def test_matched_tokens_decide_between_equal_queues() -> None:
+def test_fewer_answers_under_way_win_between_equal_queues() -> None:
     to = board("a", "b")
+    decoding = reserve(to, 1000)
+    decoding.first_token()
+    other = reserve(to, 10).plan.replica
+    assert other != decoding.plan.replica
+
+
+def test_the_node_that_holds_the_prefix_wins_between_equal_queues() -> None:
+    to = Board(seed=1)
+    to.set_replicas({"a": NODE, "b": "node-2"})
     for _ in range(5):
-        reservation = to.reserve(1000, {"a": 0, "b": 768})
+        reservation = to.reserve(1000, {"node-2": [Prefix(256), Prefix(768)]})
         assert reservation is not None
         assert reservation.plan.replica == "b"
         assert reservation.plan.score.matched_tokens == 768
@@ -59,10 +71,14 @@ def test_matched_tokens_decide_between_equal_queues() -> None:
 
 
 def test_a_queue_outweighs_a_match() -> None:
-    replica, _ = choose(
-        1000, {"a": 900}, {"a": ReplicaLoad(5000, 1), "b": ReplicaLoad()}, Costs(), min
-    )
+    loads = {"a": ReplicaLoad(5000, 1), "b": ReplicaLoad()}
+    replica, _ = choose(1000, {"a": [Prefix(900)]}, loads, Costs(), min)
     assert replica == "b"
+
+
+def test_a_prefix_that_loads_slower_than_it_computes_is_not_used() -> None:
+    slow = Costs(prefill_s=1e-6, load_s={"dram": 1e-3})
+    assert score(1000, [Prefix(900)], ReplicaLoad(), slow).matched_tokens == 0
 
 
 def test_only_what_must_be_computed_is_reserved() -> None:
@@ -105,6 +121,15 @@ def test_one_long_prompt_is_taken_when_nothing_waits() -> None:
 def test_no_replicas() -> None:
     assert board().reserve(10, {}) is None
     assert board("a").reserve(10, {}, only="gone") is None
+    assert board("a").reserve(10, {}, avoid={"a"}) is None
+
+
+def test_a_replica_to_avoid_is_not_chosen() -> None:
+    to = board("a", "b")
+    for _ in range(5):
+        reservation = to.reserve(100, {}, avoid={"a"})
+        assert reservation is not None
+        assert reservation.plan.replica == "b"
 
 
 def test_a_pin_is_obeyed_whatever_the_load() -> None:
@@ -116,7 +141,7 @@ def test_replicas_come_and_go() -> None:
     to = board("a", "b")
     kept = reserve(to, 100, only="a")
     gone = reserve(to, 100, only="b")
-    to.set_replicas(["a", "c"])
+    to.set_replicas({"a": NODE, "c": NODE})
     gone.end()
     assert to.loads() == {"a": ReplicaLoad(100, 1), "c": ReplicaLoad()}
     to.drop_replica("a")
@@ -129,18 +154,32 @@ def test_prefill_cost_is_learnt() -> None:
     for _ in range(60):
         costs.observe(1000, 0, 0.25)
     assert costs.prefill_s == pytest.approx(0.25e-3, rel=0.01)
-    costs.observe(0, 5, 100.0)
+    costs.observe(OBSERVED_TOKENS_MIN - 1, 5, 100.0)
     assert costs.prefill_s == pytest.approx(0.25e-3, rel=0.01)
+
+
+def test_only_a_request_that_waited_for_nobody_teaches() -> None:
+    to = board("a")
+    usage = Usage(prompt_tokens=1000, completion_tokens=1, cached_tokens=0)
+    first, second = reserve(to, 1000), reserve(to, 1000)
+    guess = to.costs.prefill_s
+    second.first_token()
+    second.end(usage)
+    assert to.costs.prefill_s == guess
+    first.first_token()
+    first.end(usage)
+    assert to.costs.prefill_s < guess
 
 
 @given(
     length=st.integers(1, 100_000),
     matched=st.integers(0, 100_000),
-    queued=st.integers(0, 1_000_000),
+    load=st.builds(ReplicaLoad, st.integers(0, 1_000_000), st.integers(0, 100)),
 )
-def test_score_is_a_sum_of_what_is_done(length: int, matched: int, queued: int) -> None:
+def test_score_is_a_sum_of_what_is_done(length: int, matched: int, load: ReplicaLoad) -> None:
     matched = min(matched, length)
-    got = score(length, matched, ReplicaLoad(queued, 1), Costs())
-    assert got.ttft_s == pytest.approx(got.queue_s + got.load_s + got.prefill_s)
+    got = score(length, [Prefix(matched)], load, Costs())
+    assert got.ttft_s == got.queue_s + got.load_s + got.prefill_s
+    assert got.ttft_s <= score(length, [], load, Costs()).ttft_s
     assert got.matched_tokens in (0, matched)
-    assert min(got.queue_s, got.load_s, got.prefill_s) >= 0
+    assert min(got[:3]) >= 0
