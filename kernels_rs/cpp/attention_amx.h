@@ -16,6 +16,9 @@ namespace {
 constexpr int STEP = 32;     // keys that one A or B tile of weights spans
 constexpr int TILES = 16;    // tiles of 16 columns that share the transposed values
 constexpr int MAX_COLUMNS = TILES * COLUMNS;
+constexpr int SCORES = MK_KEY_BLOCK * COLUMNS;  // of one tile of columns
+
+inline int round_up(int n, int step) { return (n + step - 1) / step * step; }
 
 // 0, 16, 1, 17 …: the low and the high half of a register, element by element.
 alignas(64) constexpr uint16_t INTERLEAVE[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
@@ -72,13 +75,26 @@ inline Source source(const MkPool &pool, const MkTile &tile, int64_t plane) {
           int64_t(pool.kv_heads) * pool.head_dim, pool.block_tokens};
 }
 
-// The values of `keys` keys as A tiles [step][dim / 16][16 dims][32 keys]; zeros from `end` on.
+// Asks for 32 rows before they are needed.
 template <int D>
-void transpose_values(const Source &values, int first, int keys, int end, uint16_t *out) {
+inline void fetch(const Source &source, int key) {
+  const char *row = (const char *)source.at(key);
+  for (int i = 0; i < STEP; i++, row += source.row * 2)
+    for (int d = 0; d < D * 2; d += 64) _mm_prefetch(row + d, _MM_HINT_T0);
+}
+
+// The values of positions [first, end) as A tiles [step][dim / 16][16 dims][32 keys]; zeros from
+// `end` on. This is the first touch of the block's KV, so it asks for the values to come (up to
+// position `last`) and for the keys, which the scores want next.
+template <int D>
+void transpose_values(const Source &keys, const Source &values, int first, int end, int last,
+                      uint16_t *out) {
   const __m512i mix = _mm512_load_si512(INTERLEAVE);
-  for (int step = 0; step < keys; step += STEP) {
-    const uint16_t *v = values.at(first + step);
-    const int rows = end - first - step;
+  for (int key = first; key < end; key += STEP) {
+    const uint16_t *v = values.at(key);
+    const int rows = end - key;
+    if (key + 2 * STEP < last) fetch<D>(values, key + 2 * STEP);
+    fetch<D>(keys, key);
     for (int d = 0; d < D; d += 16, out += 16 * STEP) {
       __m512i r[16];
       for (int i = 0; i < 16; i++) {  // pairs of keys, side by side for each dim
@@ -94,49 +110,41 @@ void transpose_values(const Source &values, int first, int keys, int end, uint16
   }
 }
 
-// A lone tile reads its KV from memory: ask for the rows of a step before they are needed.
-template <int D>
-inline void fetch(const Source &source, int key) {
-  const char *row = (const char *)source.at(key);
-  for (int i = 0; i < STEP; i++, row += source.row * 2)
-    for (int d = 0; d < D * 2; d += 64) _mm_prefetch(row + d, _MM_HINT_T0);
-}
-
-// Scores of `keys` keys against 16 columns, [key][column].
-template <int D>
-void score(const Source &source, int first, int keys, const uint32_t *query, float *scores,
-           const Source *cold, int last) {
+// Scores of `keys` keys against one or two tiles of 16 columns, [tile][key][column]. A pair shares
+// every load of a key: what limits this is the way from the second-level cache.
+template <int D, bool PAIR>
+void score(const Source &source, int first, int keys, const uint32_t *query, float *scores) {
+  constexpr int DIMS = D % 32 ? 16 : 32;  // of one operand tile: a head must be whole tiles
+  const Tiles tiles(DIMS == 16 ? 1u << 4 : 0, DIMS == 16 ? 3u << 5 : 0);
+  const int64_t row = source.row * 2;
   for (int k = 0; k < keys; k += STEP) {
-    const uint16_t *rows = source.at(first + k);
-    if (cold) {
-      fetch<D>(*cold, first + k);
-      if (first + k + 2 * STEP < last) fetch<D>(source, first + k + 2 * STEP);
-    }
+    const uint16_t *low = source.at(first + k), *high = low + 16 * source.row;
     tile_zero<0>();
     tile_zero<1>();
-    for (int d = 0; d + 32 <= D; d += 32) {
-      tile_load<4>(query + d * 8, 64);
-      tile_load<5>(rows + d, source.row * 2);
-      tile_multiply<0, 5, 4>();
-      tile_load<5>(rows + 16 * source.row + d, source.row * 2);
-      tile_multiply<1, 5, 4>();
+    if (PAIR) tile_zero<2>();
+    if (PAIR) tile_zero<3>();
+    for (int d = 0; d < D; d += DIMS) {
+      tile_load<5>(query + d * 8, 64);
+      tile_load<4>(low + d, row);
+      tile_multiply<0, 4, 5>();
+      if (PAIR) tile_load<6>(query + D * 8 + d * 8, 64);
+      if (PAIR) tile_multiply<2, 4, 6>();
+      tile_load<4>(high + d, row);
+      tile_multiply<1, 4, 5>();
+      if (PAIR) tile_multiply<3, 4, 6>();
     }
-    if (D % 32) {
-      tile_load<6>(query + D / 32 * 256, 64);
-      tile_load<7>(rows + D / 32 * 32, source.row * 2);
-      tile_multiply<0, 7, 6>();
-      tile_load<7>(rows + 16 * source.row + D / 32 * 32, source.row * 2);
-      tile_multiply<1, 7, 6>();
-    }
-    tile_store<0>(scores + k * COLUMNS, 64);
-    tile_store<1>(scores + (k + 16) * COLUMNS, 64);
+    float *out = scores + k * COLUMNS;
+    tile_store<0>(out, 64);
+    tile_store<1>(out + 16 * COLUMNS, 64);
+    if (PAIR) tile_store<2>(out + SCORES, 64);
+    if (PAIR) tile_store<3>(out + SCORES + 16 * COLUMNS, 64);
   }
 }
 
-// Scores become bf16 weights, [pair of keys][column][2]; maximum and sum go to part.
-inline void weights(float *scores, int first, int keys, __m512i visible, float scale,
-                    uint32_t *out, float *part) {
+// Scores become bf16 weights in place, [pair of keys][column][2]; maximum and sum go to part.
+inline void weights(float *scores, int first, int keys, __m512i visible, float scale, float *part) {
   const __m512i mix = _mm512_load_si512(INTERLEAVE);
+  uint32_t *out = (uint32_t *)scores;  // half as large: writes never overtake reads
   const __m512 factor = _mm512_set1_ps(scale), nothing = _mm512_set1_ps(NOTHING);
   const int sure = _mm512_reduce_min_epi32(visible) - first;  // keys that every column sees
   const int whole = sure < 0 ? 0 : sure < keys ? sure / 4 * 4 : keys;
@@ -168,36 +176,34 @@ inline void weights(float *scores, int first, int keys, __m512i visible, float s
   _mm512_storeu_ps(part + 16, _mm512_add_ps(low, high));
 }
 
-// output[dim][column] = values times weights, four tiles of 16 dims at a time.
-template <int D>
-void weigh(const uint16_t *values, const uint32_t *weights, int keys, float *out) {
-  for (int d = 0; d < D; d += 64) {
+// output[dim][column] = values times weights, for one or two tiles of columns.
+template <int D, bool PAIR>
+void weigh(const uint16_t *values, const float *scores, int keys, float *out, float *out_second) {
+  const Tiles tiles;
+  for (int d = 0; d < D; d += 32) {
+    const bool both = d + 16 < D;
     tile_zero<0>();
     tile_zero<1>();
-    tile_zero<2>();
-    tile_zero<3>();
+    if (PAIR) tile_zero<2>();
+    if (PAIR) tile_zero<3>();
     for (int k = 0; k < keys; k += STEP) {
       const uint16_t *v = values + (k * D + d * STEP);
-      tile_load<4>(weights + k * 8, 64);
-      tile_load<5>(v, 64);
-      tile_multiply<0, 5, 4>();
-      if (d + 16 < D) {
-        tile_load<5>(v + 16 * STEP, 64);
-        tile_multiply<1, 5, 4>();
-      }
-      if (d + 32 < D) {
-        tile_load<5>(v + 32 * STEP, 64);
-        tile_multiply<2, 5, 4>();
-      }
-      if (d + 48 < D) {
-        tile_load<5>(v + 48 * STEP, 64);
-        tile_multiply<3, 5, 4>();
-      }
+      const float *w = scores + k * COLUMNS / 2;
+      tile_load<5>(w, 64);
+      tile_load<4>(v, 64);
+      tile_multiply<0, 4, 5>();
+      if (PAIR) tile_load<6>(w + SCORES, 64);
+      if (PAIR) tile_multiply<2, 4, 6>();
+      if (!both) continue;
+      tile_load<7>(v + 16 * STEP, 64);
+      tile_multiply<1, 7, 5>();
+      if (PAIR) tile_multiply<3, 7, 6>();
     }
     tile_store<0>(out + d * COLUMNS, 64);
-    if (d + 16 < D) tile_store<1>(out + (d + 16) * COLUMNS, 64);
-    if (d + 32 < D) tile_store<2>(out + (d + 32) * COLUMNS, 64);
-    if (d + 48 < D) tile_store<3>(out + (d + 48) * COLUMNS, 64);
+    if (PAIR) tile_store<2>(out_second + d * COLUMNS, 64);
+    if (!both) continue;
+    tile_store<1>(out + (d + 16) * COLUMNS, 64);
+    if (PAIR) tile_store<3>(out_second + (d + 16) * COLUMNS, 64);
   }
 }
 
@@ -231,36 +237,54 @@ void gather_queries(const MkPool &pool, const MkTile &tile, int column, uint32_t
   }
 }
 
+// Buffers of one attend call; on the stack, so that kernels keep no state.
+template <int D>
+struct Workspace {
+  alignas(64) uint32_t queries[TILES][D * 8];
+  alignas(64) uint16_t values[MK_KEY_BLOCK * D];
+  alignas(64) float scores[2 * SCORES];
+  alignas(64) float later[2][COLUMNS * (2 + D)];
+};
+
+// One or two tiles of columns from `column` on, over softmax block `block`.
+template <int D, bool PAIR>
+void attend_columns(const MkTile &tile, const Source &keys, Workspace<D> &work, int column,
+                    int block, float scale, bool fresh, float *part) {
+  constexpr int PART = COLUMNS * (2 + D);
+  const int first = block * MK_KEY_BLOCK;
+  const int seen = column_visible(tile, at_most(column + (PAIR ? 2 : 1) * COLUMNS, tile.count) - 1);
+  const int count = round_up(at_most(seen, first + MK_KEY_BLOCK) - first, STEP);
+  float *a = fresh ? part : work.later[0], *b = fresh ? part + PART : work.later[1];
+  score<D, PAIR>(keys, first, count, work.queries[column / COLUMNS], work.scores);
+  weights(work.scores, first, count, visible_of(tile, column), scale, a);
+  if (PAIR)
+    weights(work.scores + SCORES, first, count, visible_of(tile, column + COLUMNS), scale, b);
+  weigh<D, PAIR>(work.values, work.scores, count, a + 2 * COLUMNS, b + 2 * COLUMNS);
+  if (fresh) return;
+  merge_columns(D, seen_mask(tile, column, block), a, part);
+  if (PAIR) merge_columns(D, seen_mask(tile, column + COLUMNS, block), b, part + PART);
+}
+
 template <int D>
 void attend_all(const MkPool &pool, const MkTile &tile, float scale, int from, int to,
                 float *part) {
-  alignas(64) uint32_t queries[TILES][D * 8];
-  alignas(64) uint16_t values[MK_KEY_BLOCK * D];
-  alignas(64) float scores[MK_KEY_BLOCK * COLUMNS];
-  alignas(64) uint32_t w[MK_KEY_BLOCK * 8];
-  alignas(64) float later[COLUMNS * (2 + D)];
-  const Source k = source(pool, tile, pool.k_offset), v = source(pool, tile, pool.v_offset);
-  const int tiles = (tile.count + COLUMNS - 1) / COLUMNS;
+  Workspace<D> work;
+  const Source keys = source(pool, tile, pool.k_offset);
+  const Source values = source(pool, tile, pool.v_offset);
   const int last = column_visible(tile, tile.count - 1);
-  for (int t = 0; t < tiles; t++) gather_queries<D>(pool, tile, t * COLUMNS, queries[t]);
-  const Tiles scope(D % 32 ? 1u << 7 : 0, D % 32 ? 1u << 6 : 0);
+  scale *= 1.44269504f;
+  for (int c = 0; c < tile.count; c += COLUMNS)
+    gather_queries<D>(pool, tile, c, work.queries[c / COLUMNS]);
   for (int block = from; block < to; block++) {
-    const int first = block * MK_KEY_BLOCK;
-    const int end = at_most(last, first + MK_KEY_BLOCK);
-    const int keys = (end - first + STEP - 1) / STEP * STEP;
-    bool ready = false;
-    for (int t = 0; t < tiles; t++) {
-      const int tile_end = at_most(
-          column_visible(tile, at_most(t * COLUMNS + COLUMNS, tile.count) - 1), end);
-      if (tile_end <= first) continue;  // no column of it sees this block
-      const int mine = (tile_end - first + STEP - 1) / STEP * STEP;
-      float *sums = part + t * COLUMNS * (2 + D), *target = block == from ? sums : later;
-      score<D>(k, first, mine, queries[t], scores, tiles == 1 ? &v : nullptr, last);
-      weights(scores, first, mine, visible_of(tile, t * COLUMNS), scale * 1.44269504f, w, target);
-      if (!ready) transpose_values<D>(v, first, keys, end, values), ready = true;
-      weigh<D>(values, w, mine, target + 2 * COLUMNS);
-      if (block != from)
-        merge_columns(D, seen_mask(tile, t * COLUMNS, block), target, sums);
+    const int first = block * MK_KEY_BLOCK, end = at_most(last, first + MK_KEY_BLOCK);
+    transpose_values<D>(keys, values, first, end, last, work.values);
+    for (int c = 0; c < tile.count; c += 2 * COLUMNS) {
+      const bool pair = c + COLUMNS < tile.count;
+      const int after = at_most(c + (pair ? 2 : 1) * COLUMNS, tile.count);
+      if (column_visible(tile, after - 1) <= first) continue;  // no column of it sees the block
+      float *sums = part + c * (2 + D);
+      if (pair) attend_columns<D, true>(tile, keys, work, c, block, scale, block == from, sums);
+      else attend_columns<D, false>(tile, keys, work, c, block, scale, block == from, sums);
     }
   }
 }
