@@ -322,7 +322,10 @@ mod tests {
     proptest! {
         #[test]
         fn random_work_keeps_the_invariants(
-            work in prop::collection::vec((any::<bool>(), 1u64..300_000, any::<prop::sample::Index>()), 1..200)
+            work in prop::collection::vec(
+                (any::<bool>(), 1u64..300_000, any::<prop::sample::Index>()),
+                1..200,
+            )
         ) {
             let mut alloc = Allocator::new(4 << 20);
             let mut held: Vec<ExtentId> = Vec::new();
