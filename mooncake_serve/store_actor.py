@@ -94,7 +94,7 @@ def attach(settings: StoreSettings) -> NodeStore | None:
     node_id = ray.get_runtime_context().get_node_id()
     socket = socket_path(settings, node_id)
     socket_dir(settings).mkdir(mode=0o700, parents=True, exist_ok=True)
-    _start(node_id, socket, settings)
+    _ensure_started(node_id, settings)
     store = NodeStore(str(socket), ingest_bytes=settings.ingest)
     store.wait_until_healthy(ATTACH_TIMEOUT_S)
     threading.Thread(
@@ -103,8 +103,8 @@ def attach(settings: StoreSettings) -> NodeStore | None:
     return store
 
 
-def _start(node_id: str, socket: Path, settings: StoreSettings) -> None:
-    wanted = settings.model_dump(mode="json")
+def start_store(node_id: str, settings: StoreSettings) -> dict[str, Any]:
+    """Start the store of a node unless it has one: the settings it runs with. Raises RayError."""
     remote: Any = ray.remote(StoreActor)
     actor = remote.options(
         name=actor_name(node_id),
@@ -115,13 +115,17 @@ def _start(node_id: str, socket: Path, settings: StoreSettings) -> None:
         max_restarts=-1,
         max_concurrency=4,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-    ).remote(str(socket), wanted)
+    ).remote(str(socket_path(settings, node_id)), settings.model_dump(mode="json"))
+    return ray.get(actor.settings.remote(), timeout=START_TIMEOUT_S)
+
+
+def _ensure_started(node_id: str, settings: StoreSettings) -> None:
     try:
-        have: Any = ray.get(actor.settings.remote(), timeout=START_TIMEOUT_S)
+        have = start_store(node_id, settings)
     except RayError as err:
         log.error("the node's store did not start, serving without it: %s", err)
         return
-    for field, value in wanted.items():
+    for field, value in settings.model_dump(mode="json").items():
         # Each process may bring its own put buffer; the rest belongs to the store.
         if field != "ingest" and have.get(field) != value:
             raise StoreConfigMismatch(f"store.{field}", have.get(field), value)

@@ -12,8 +12,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from mooncake_serve.app.machine import check_machine
-from mooncake_serve.config import AppConfig, load_app_config
-from mooncake_serve.errors import MooncakeError
+from mooncake_serve.config import AppConfig, StoreSettings, load_app_config
+from mooncake_serve.errors import ConfigError, MooncakeError
 from mooncake_serve.models import load_tokenizer, resolve_model
 from mooncake_serve.models.inspect import check_config
 
@@ -23,14 +23,37 @@ IMPORT_PATH = "mooncake_serve.app:build"
 def check(path: Path) -> list[str]:
     """Findings, one line each; empty when the application would start."""
     try:
+        raw = _read(path)
+    except ConfigError as err:
+        return [str(err)]
+    return _serve_findings(raw) or _application_findings(raw)
+
+
+def store_settings(path: Path) -> StoreSettings:
+    """The store that the applications of a config share. Raises ConfigError."""
+    raw = _read(path)
+    for finding in _serve_findings(raw):
+        raise ConfigError("", finding)
+    settings = [load_app_config(app.get("args") or {}).store for app in _ours(raw)]
+    if not settings or any(other != settings[0] for other in settings):
+        raise ConfigError("store", "no application of ours, or several that differ; one is wanted")
+    return settings[0]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
         raw = yaml.safe_load(path.read_text("utf-8"))
     except OSError as err:
-        return [f"cannot be read: {err.strerror}"]
-    except yaml.YAMLError as err:
-        return [f"not YAML: {' '.join(str(err).split())}"]
+        raise ConfigError("", f"cannot be read: {err.strerror}") from err
+    except (yaml.YAMLError, UnicodeDecodeError) as err:
+        raise ConfigError("", f"not YAML: {' '.join(str(err).split())}") from err
     if not isinstance(raw, dict):
-        return ["not a Serve config: expected a mapping with `applications`"]
-    return _serve_findings(raw) or _application_findings(raw)
+        raise ConfigError("", "not a Serve config: expected a mapping with `applications`")
+    return raw
+
+
+def _ours(raw: dict[str, Any]) -> list[dict[str, Any]]:
+    return [app for app in raw["applications"] if app.get("import_path") == IMPORT_PATH]
 
 
 def _serve_findings(raw: dict[str, Any]) -> list[str]:
@@ -57,7 +80,7 @@ def _unknown_keys(where: str, raw: dict[str, Any], schema: type[BaseModel]) -> l
 
 
 def _application_findings(raw: dict[str, Any]) -> list[str]:
-    ours = [app for app in raw["applications"] if app.get("import_path") == IMPORT_PATH]
+    ours = _ours(raw)
     if not ours:
         return [f"no application has import_path: {IMPORT_PATH}"]
     findings = []

@@ -1,17 +1,22 @@
-"""`mooncake-serve store …`: run a store by itself, and look into a live one."""
+"""`mooncake-serve store …`: run a store by itself, and look into or end running ones."""
 
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from mooncake_serve.errors import ConfigError
+from mooncake_serve.errors import ConfigError, StoreTimeout, StoreUnavailable
+
+if TYPE_CHECKING:
+    from mooncake_serve.store import StoreClient
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -20,8 +25,11 @@ app = typer.Typer(
     epilog="Example: mooncake-serve store --dram 4GiB --socket /run/user/1000/kv/store.sock",
 )
 
-Socket = Annotated[Path, typer.Option(help="The store's Unix socket.")]
-STATS_TIMEOUT_S = 5.0
+AnySocket = Annotated[
+    Path | None, typer.Option("--socket", help="A store's Unix socket; default this machine's.")
+]
+CALL_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 60.0
 
 
 def parse_size(field: str, text: str) -> int:
@@ -71,20 +79,84 @@ def run(
 
 @app.command()
 def stats(
-    socket: Socket,
+    socket: AnySocket = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Print a live store's counters."""
-    from mooncake_serve.store import StoreClient
-
-    client = StoreClient.connect(str(socket), timeout_s=STATS_TIMEOUT_S)
-    try:
+    with _attach(socket) as client:
         counters = client.stats()
-    finally:
-        client.close()
     if as_json:
         typer.echo(json.dumps(counters))
         return
     width = max(len(name) for name in counters)
     for name, value in counters.items():
         typer.echo(f"{name:<{width}}  {value}")
+
+
+@app.command()
+def stop(
+    socket: Annotated[Path | None, typer.Option(help="A store outside Ray.")] = None,
+) -> None:
+    """End the stores of the Ray cluster, or the store outside Ray on --socket."""
+    if socket is not None:
+        _terminate(socket)
+        typer.echo(f"{socket}: stopped", err=True)
+        return
+    from mooncake_serve.app import stores
+
+    stores.connect()
+    _report(stores.stop(), "stopped")
+
+
+@app.command(epilog="Example: mooncake-serve store restart deployments/app.yaml")
+def restart(config: Annotated[Path, typer.Argument(help="A Serve config file.")]) -> None:
+    """Start the stores of the Ray cluster anew, with the settings of a configuration."""
+    from mooncake_serve.app import stores
+    from mooncake_serve.app.check import store_settings
+
+    settings = store_settings(config)
+    stores.connect()
+    _report(stores.restart(settings), "restarted")
+
+
+def _report(nodes: list[str], done: str) -> None:
+    for node in nodes:
+        typer.echo(f"store of node {node}: {done}", err=True)
+    if not nodes:
+        typer.echo("no store runs on this cluster; an application starts one", err=True)
+
+
+def _attach(socket: Path | None) -> StoreClient:
+    """The store on `socket`, or the newest of this machine's that answers. Raises StoreError."""
+    from mooncake_serve.config import StoreSettings
+    from mooncake_serve.store import StoreClient
+    from mooncake_serve.store.location import sockets
+
+    for path in [socket] if socket else sockets(StoreSettings()):
+        try:
+            return StoreClient.connect(str(path), ingest_bytes=0, timeout_s=CALL_TIMEOUT_S)
+        except StoreUnavailable:
+            if socket:
+                raise
+    raise StoreUnavailable("no store of yours runs on this machine; name one with --socket")
+
+
+def _terminate(socket: Path) -> None:
+    """SIGTERM to the store on `socket`, and wait for its end. Raises StoreError."""
+    with _attach(socket) as client:
+        process = os.pidfd_open(client.server_pid)
+        try:
+            client.ping()  # It still serves, so the pid is still its own.
+            if b"mooncake-serve" not in Path(f"/proc/{client.server_pid}/cmdline").read_bytes():
+                raise ConfigError(
+                    "--socket",
+                    f"the store runs inside another program, pid {client.server_pid}: end that, or "
+                    "leave --socket out if it is Ray",
+                )
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+            client.close()
+            ended, _, _ = select.select([process], [], [], STOP_TIMEOUT_S)
+        finally:
+            os.close(process)
+    if not ended:
+        raise StoreTimeout(f"{socket}: still running after {STOP_TIMEOUT_S:.0f} s")

@@ -1,0 +1,103 @@
+"""`mooncake-serve store …` outside Ray: what it ends, what it refuses to end, what it finds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mooncake_serve.app.check import store_settings
+from mooncake_serve.cli.store import parse_size
+from mooncake_serve.errors import ConfigError
+from mooncake_serve.store import StoreServer
+
+COMMAND = str(Path(sys.executable).with_name("mooncake-serve"))
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 60.0
+DRAM = 64 << 20
+
+
+@pytest.fixture
+def socket() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="mooncake-") as directory:
+        yield Path(directory) / "store.sock"
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_stop_ends_a_store_process(socket: Path) -> None:
+    process = subprocess.Popen(
+        [COMMAND, "store", "--dram", "64MiB", "--ingest", "4MiB", "--socket", str(socket)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        said = [process.stderr.readline(), process.stderr.readline()]
+        assert f"pid {process.pid}" in said[1], said
+        stopped = run("store", "stop", "--socket", str(socket))
+        assert stopped.returncode == 0, stopped.stderr
+        assert process.wait(TIMEOUT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_stop_leaves_other_programs_alone(socket: Path) -> None:
+    with StoreServer(socket=socket, dram_bytes=DRAM) as server:
+        refused = run("store", "stop", "--socket", str(socket))
+        assert refused.returncode == 1
+        assert str(server.pid) in refused.stderr
+        assert server.is_running
+
+
+def test_stop_of_nothing_says_so(socket: Path) -> None:
+    refused = run("store", "stop", "--socket", str(socket))
+    assert refused.returncode == 1
+    assert "Traceback" not in refused.stderr
+
+
+def test_stats_finds_the_machines_store_past_a_dead_socket(socket: Path) -> None:
+    folder = socket.parent / f"mooncake-serve-{os.getuid()}"
+    with StoreServer(socket=folder / "a.sock", dram_bytes=DRAM):
+        (folder / "b.sock").touch()
+        shown = run("store", "stats", XDG_RUNTIME_DIR=str(socket.parent))
+    assert shown.returncode == 0, shown.stderr
+    assert str(DRAM) in shown.stdout
+    nobody = run("store", "stats", XDG_RUNTIME_DIR=str(socket.parent))
+    assert (nobody.returncode, nobody.stdout) == (1, "")
+    assert "--socket" in nobody.stderr
+
+
+@pytest.mark.parametrize(("text", "size"), [("512MiB", 1 << 29), ("4GiB", 1 << 32), ("4096", 4096)])
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size("--dram", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1GiB", "GiB", "1 parsec"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="--dram"):
+        parse_size("--dram", text)
+
+
+def test_settings_of_a_config_file(tmp_path: Path) -> None:
+    shipped = (ROOT / "deployments" / "app.yaml").read_text("utf-8")
+    assert store_settings(ROOT / "deployments" / "app.yaml").dram == 2 << 30
+    wrong = tmp_path / "app.yaml"
+    wrong.write_text(shipped.replace("mooncake_serve.app:build", "another:app"))
+    with pytest.raises(ConfigError, match="store"):
+        store_settings(wrong)
