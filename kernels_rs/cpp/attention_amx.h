@@ -148,7 +148,9 @@ inline void weights(float *scores, int first, int keys, __m512i visible, float s
   const __m512 factor = _mm512_set1_ps(scale), nothing = _mm512_set1_ps(NOTHING);
   const int sure = _mm512_reduce_min_epi32(visible) - first;  // keys that every column sees
   const int whole = sure < 0 ? 0 : sure < keys ? sure / 4 * 4 : keys;
-  auto hidden = [&](int k) { return _mm512_cmple_epi32_mask(visible, _mm512_set1_epi32(first + k)); };
+  auto hidden = [&](int k) {
+    return _mm512_cmple_epi32_mask(visible, _mm512_set1_epi32(first + k));
+  };
   for (int k = whole; k < keys; k++)
     _mm512_mask_store_ps(scores + k * COLUMNS, hidden(k), nothing);
   __m512 top[4], total[4];
@@ -219,7 +221,8 @@ inline void merge_columns(int dim, __mmask16 seen, const float *b, float *a) {
 
 inline __m512i visible_of(const MkTile &tile, int column) {
   alignas(64) int32_t v[COLUMNS];
-  for (int c = 0; c < COLUMNS; c++) v[c] = column_visible(tile, at_most(column + c, tile.count - 1));
+  for (int c = 0; c < COLUMNS; c++)
+    v[c] = column_visible(tile, at_most(column + c, tile.count - 1));
   return _mm512_load_si512(v);
 }
 

@@ -56,7 +56,8 @@ struct MkKernels {
   int32_t max_columns;
   // Attention of a tile over softmax blocks [from, to), as unfinished sums in `part`:
   // ceil(count / 16) * 16 * (2 + head_dim) floats.
-  void (*attend)(const MkPool *, const MkTile *, float scale, int32_t from, int32_t to, float *part);
+  void (*attend)(const MkPool *, const MkTile *, float scale, int32_t from, int32_t to,
+                 float *part);
   // Adds the sums of softmax block `block` to those of the blocks before it.
   void (*merge)(const MkPool *, const MkTile *, int32_t block, const float *later, float *part);
   // Divides, rounds and writes the tile's outputs.

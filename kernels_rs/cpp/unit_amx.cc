@@ -4,7 +4,9 @@
 #include "forward.h"
 
 extern "C" const MkKernels *mk_amx() {
-  static const MkKernels table = {MAX_COLUMNS, attend, merge, finish, rms_norm, project_heads, add_product,
-                                  gated_product, store_product};
+  static const MkKernels table = {
+      MAX_COLUMNS, attend, merge, finish, rms_norm, project_heads, add_product,
+      gated_product, store_product,
+  };
   return &table;
 }

@@ -5,7 +5,9 @@
 #include "forward.h"
 
 extern "C" const MkKernels *mk_avx2() {
-  static const MkKernels table = {COLUMNS, attend, merge, finish, rms_norm, project_heads, add_product,
-                                  gated_product, store_product};
+  static const MkKernels table = {
+      COLUMNS, attend, merge, finish, rms_norm, project_heads, add_product,
+      gated_product, store_product,
+  };
   return &table;
 }

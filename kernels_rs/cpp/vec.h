@@ -135,7 +135,8 @@ inline F max(F a, F b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, 
 inline F min(F a, F b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 inline __m256 first_half(__m256 a, int n, __m256 other) {
   __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane)));
+  __m256i below = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane);
+  return _mm256_blendv_ps(other, a, _mm256_castsi256_ps(below));
 }
 inline F first_lanes(F a, int n, F other) {
   return {first_half(a.lo, n, other.lo), first_half(a.hi, n - 8, other.hi)};
@@ -159,8 +160,9 @@ inline Pairs load_pairs(const uint16_t *p) {
   const __m256i mask = _mm256_set1_epi32(int(0xffff0000u));
   __m256i lo = _mm256_loadu_si256((const __m256i *)p);
   __m256i hi = _mm256_loadu_si256((const __m256i *)(p + 16));
-  return {{_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))},
-          {_mm256_castsi256_ps(_mm256_and_si256(lo, mask)), _mm256_castsi256_ps(_mm256_and_si256(hi, mask))}};
+  auto floats = [](__m256i bits) { return _mm256_castsi256_ps(bits); };
+  return {{floats(_mm256_slli_epi32(lo, 16)), floats(_mm256_slli_epi32(hi, 16))},
+          {floats(_mm256_and_si256(lo, mask)), floats(_mm256_and_si256(hi, mask))}};
 }
 inline F load_f16(const uint16_t *p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
@@ -182,7 +184,8 @@ inline F sum_each(const F (&a)[LANES]) {
     for (int j = 0; j < 4; j++) {
       const F &x = a[8 * h + j], &y = a[8 * h + j + 4];
       __m256 p = _mm256_add_ps(x.lo, x.hi), q = _mm256_add_ps(y.lo, y.hi);
-      four[j] = _mm256_add_ps(_mm256_permute2f128_ps(p, q, 0x20), _mm256_permute2f128_ps(p, q, 0x31));
+      four[j] = _mm256_add_ps(_mm256_permute2f128_ps(p, q, 0x20),
+                              _mm256_permute2f128_ps(p, q, 0x31));
     }
     __m256 two[2];
     for (int i = 0; i < 2; i++) {
@@ -212,7 +215,10 @@ inline F operator/(F a, F b) { EACH_LANE a.v[i] /= b.v[i]; return a; }
 inline F fma(F a, F b, F c) { EACH_LANE a.v[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]); return a; }
 inline F max(F a, F b) { EACH_LANE a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
 inline F min(F a, F b) { EACH_LANE a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
-inline F first_lanes(F a, int n, F other) { EACH_LANE a.v[i] = i < n ? a.v[i] : other.v[i]; return a; }
+inline F first_lanes(F a, int n, F other) {
+  EACH_LANE a.v[i] = i < n ? a.v[i] : other.v[i];
+  return a;
+}
 inline F scale_by_power(F p, F magic) {
   uint32_t bits[LANES], n[LANES];
   memcpy(bits, p.v, sizeof bits);

@@ -12,11 +12,12 @@ use std::{
 };
 
 use crate::{
-    Buffer, Member, Result,
-    attention::{Operands, Plan, Shared, Span, Turns},
+    Buffer, Member, Result, Span,
+    attention::{Operands, Plan, Shared, Turns},
     error::require,
     ffi::{Gemm, Heads, Kernels, PANEL, PoolView, ROWS},
-    model::{KvPool, LayerVectors, Model, Shape, packed_index},
+    loader::packed_index,
+    model::{KvPool, LayerVectors, Model, Shape},
 };
 
 /// New tokens of one sequence.

@@ -15,7 +15,9 @@ pub mod attention;
 mod error;
 mod ffi;
 mod forward;
+mod geometry;
 mod isa;
+mod loader;
 mod memory;
 mod model;
 mod pool;
@@ -24,9 +26,11 @@ pub mod python;
 
 pub use error::{Error, Result};
 pub use forward::Item;
+pub use geometry::{Dtype, Geometry, Span};
 pub use isa::Isa;
+pub use loader::Loader;
 pub use memory::Buffer;
-pub use model::{KvPool, Loader, Model, Shape};
+pub use model::{KvPool, Model, Shape};
 pub use pool::{Member, Pool};
 
 /// Digest of the kernels' sources, compiler and flags.

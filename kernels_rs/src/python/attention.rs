@@ -9,11 +9,7 @@ use std::{
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use super::values;
-use crate::{
-    Error, FINGERPRINT, Isa, Pool,
-    attention::{self, Dtype, Geometry, Span},
-    error::require,
-};
+use crate::{Dtype, Error, FINGERPRINT, Geometry, Isa, Pool, Span, attention, error::require};
 
 /// Teams of the stateless functions, one for each thread count that was asked for.
 static TEAMS: LazyLock<Mutex<HashMap<usize, Arc<Pool>>>> = LazyLock::new(Mutex::default);
