@@ -1,8 +1,8 @@
 //! Maps the arena's pages into this process ahead of the first read of each block.
 //!
 //! A first read otherwise pays a page fault for every 16 pages, a quarter of its time. The thread
-//! runs at the lowest priority, costs 0.2 s of it and 2 MiB of page tables per GiB, and ends with the
-//! last user of the mapping. Nothing depends on how far it gets.
+//! runs at the lowest priority, costs 0.2 s of it and 2 MiB of page tables per GiB, and ends with
+//! the last user of the mapping. Nothing depends on how far it gets.
 
 use std::sync::{Arc, Weak};
 use std::thread;

@@ -3,11 +3,13 @@
 //! Owns the key tree, the extents and every lease. It is a pure state machine: no fds, no clock, no
 //! threads; time is an argument. Two kinds of records:
 //!
-//! - a **node** is a key in the tree. It has a body while the block's bytes are here; a node without
-//!   a body stays only while it has children, so that a dropped parent, once put again, finds them.
+//! - a **node** is a key in the tree. It has a body while the block's bytes are here; a node
+//!   without a body stays only while it has children, so that a dropped parent, once put again,
+//!   finds them.
 //! - a **body** is an extent: *reserved* (a put is copying into it, invisible), then *resident*,
-//!   *leased* while a session reads it, *quarantined* while its only readers are sessions that broke
-//!   the protocol. A body whose node let go of it (evicted, corrupt) lives until its last lease ends.
+//!   *leased* while a session reads it, *quarantined* while its only readers are sessions that
+//!   broke the protocol. A body whose node let go of it (evicted, corrupt) lives until its last
+//!   lease ends.
 //!
 //! Invariants, asserted in production after every change: `free + reserved + resident + leased +
 //! quarantined = capacity`; leased bytes are never reused; eviction takes leaves only. A broken

@@ -1,7 +1,7 @@
 //! The listening socket: one store per path, in a directory only we can enter.
 //!
-//! Ownership of a path is a flock on `<socket>.lock`, held as long as the listener lives and dropped
-//! by the kernel with its process. So a socket file left by a dead store is replaced, and one of a
+//! Ownership of a path is a flock on `<socket>.lock`, held as long as the listener lives and
+//! dropped by the kernel with its process. So a socket file left by a dead store is replaced, and one of a
 //! living store never.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
