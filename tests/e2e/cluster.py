@@ -5,6 +5,7 @@ Everything listens on loopback and free ports. Ray's processes end with the sess
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import tempfile
@@ -202,6 +203,11 @@ class Cluster:
 
     def close(self) -> None:
         """End everything that was started."""
-        serve.shutdown()
+        started = ray_processes()
         ray.shutdown()
+        # HAProxy drains for half a minute when asked politely.
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(started, timeout=20)
         self._sockets.cleanup()
