@@ -6,7 +6,7 @@
 //! table; each plane one of its raw bytes. Every field is checked against the input's own length
 //! before it is used.
 
-use crate::checksum::{checksum, copy_checksum};
+use crate::checksum::checksum;
 use crate::error::CodecError;
 use crate::shape::{Codec, Dtype, Shape};
 
@@ -146,95 +146,6 @@ fn parse_planes(shape: &Shape, head: &[u8], len: u64) -> Result<Vec<Plane>, Code
     Ok(planes)
 }
 
-/// Write a raw container; returns its length.
-pub fn encode_raw(shape: &Shape, raw: &[u8], out: &mut [u8]) -> Result<usize, CodecError> {
-    let want = shape.raw_bytes().ok_or(CodecError::BadShape)?;
-    let plane = shape.plane_bytes().ok_or(CodecError::BadShape)?;
-    expect_len(raw.len(), want)?;
-    let start = header_len(shape);
-    if out.len() < start + want {
-        return Err(CodecError::WrongSize { have: out.len(), want: start + want });
-    }
-    let mut sums = Vec::with_capacity(shape.planes as usize);
-    let (head, payload) = out.split_at_mut(start);
-    for (source, target) in raw.chunks_exact(plane).zip(payload.chunks_exact_mut(plane)) {
-        sums.push(copy(source, target));
-    }
-    Header::raw(*shape, sums).write(head);
-    Ok(start + want)
-}
-
-/// Decode a whole block into `out`, verified in the same pass. On error `out` holds garbage.
-pub fn decode_into(container: &[u8], out: &mut [u8]) -> Result<Shape, CodecError> {
-    let header = Header::parse(container)?;
-    let plane = header.shape.plane_bytes().ok_or(CodecError::BadShape)?;
-    expect_len(out.len(), header.shape.raw_bytes().ok_or(CodecError::BadShape)?)?;
-    for (index, target) in out.chunks_exact_mut(plane).enumerate() {
-        decode_one(container, &header, index as u32, target)?;
-    }
-    Ok(header.shape)
-}
-
-/// Decode one plane into `out`, verified.
-pub fn decode_plane_into(
-    container: &[u8],
-    header: &Header,
-    plane: u32,
-    out: &mut [u8],
-) -> Result<(), CodecError> {
-    if plane >= header.shape.planes {
-        return Err(CodecError::Damaged("no such plane"));
-    }
-    expect_len(out.len(), header.shape.plane_bytes().ok_or(CodecError::BadShape)?)?;
-    decode_one(container, header, plane, out)
-}
-
-/// Check every plane of a container against its checksum.
-pub fn verify(container: &[u8]) -> Result<(), CodecError> {
-    let header = Header::parse(container)?;
-    for (index, plane) in header.planes.iter().enumerate() {
-        let coded = coded_bytes(container, plane)?;
-        match plane.codec {
-            Codec::None if checksum(coded) == plane.checksum => {}
-            Codec::None => return Err(CodecError::Corrupt(index as u32)),
-            other => return Err(CodecError::UnknownCodec(other as u8)),
-        }
-    }
-    Ok(())
-}
-
-fn decode_one(
-    container: &[u8],
-    header: &Header,
-    index: u32,
-    out: &mut [u8],
-) -> Result<(), CodecError> {
-    let plane = &header.planes[index as usize];
-    let coded = coded_bytes(container, plane)?;
-    match plane.codec {
-        Codec::None if copy(coded, out) == plane.checksum => Ok(()),
-        Codec::None => Err(CodecError::Corrupt(index)),
-        other => Err(CodecError::UnknownCodec(other as u8)),
-    }
-}
-
-/// A header may have been parsed from other bytes, so bounds are checked again.
-fn coded_bytes<'a>(container: &'a [u8], plane: &Plane) -> Result<&'a [u8], CodecError> {
-    let start = plane.offset as usize;
-    let end = start.checked_add(plane.len as usize);
-    end.and_then(|end| container.get(start..end)).ok_or(CodecError::Damaged("truncated"))
-}
-
-fn copy(source: &[u8], target: &mut [u8]) -> u64 {
-    assert_eq!(source.len(), target.len(), "a raw plane has the block's plane size");
-    // SAFETY: both slices are `source.len()` bytes long and, being borrowed, do not overlap.
-    unsafe { copy_checksum(source.as_ptr(), target.as_mut_ptr(), source.len()) }
-}
-
-fn expect_len(have: usize, want: usize) -> Result<(), CodecError> {
-    if have == want { Ok(()) } else { Err(CodecError::WrongSize { have, want }) }
-}
-
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
@@ -245,71 +156,4 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn block(shape: &Shape) -> Vec<u8> {
-        let len = shape.raw_bytes().expect("a valid shape");
-        (0..len).map(|i| ((i * 31) >> 3) as u8).collect()
-    }
-
-    fn encoded(shape: &Shape) -> Vec<u8> {
-        let mut out = vec![0; max_encoded_len(shape).expect("a valid shape")];
-        let len = encode_raw(shape, &block(shape), &mut out).expect("encodes");
-        assert_eq!(len, out.len());
-        out
-    }
-
-    const SHAPE: Shape = Shape { dtype: Dtype::Bf16, planes: 6, tokens: 16, channels: 24 };
-
-    #[test]
-    fn a_raw_container_holds_the_block_as_it_is() {
-        let container = encoded(&SHAPE);
-        assert_eq!(&container[header_len(&SHAPE)..], &block(&SHAPE)[..]);
-        assert!(Header::parse(&container).expect("parses").is_raw());
-        let mut out = vec![0; block(&SHAPE).len()];
-        assert_eq!(decode_into(&container, &mut out), Ok(SHAPE));
-        assert_eq!(out, block(&SHAPE));
-        assert_eq!(verify(&container), Ok(()));
-    }
-
-    #[test]
-    fn impossible_shapes_are_refused() {
-        for shape in [
-            Shape { planes: 0, ..SHAPE },
-            Shape { tokens: 0, ..SHAPE },
-            Shape { tokens: u32::MAX, ..SHAPE },
-            Shape { planes: 1 << 17, tokens: 1, channels: 1, ..SHAPE },
-        ] {
-            assert_eq!(max_encoded_len(&shape), None);
-            assert_eq!(encode_raw(&shape, &[], &mut []), Err(CodecError::BadShape));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_flipped_byte_is_an_error(at in any::<prop::sample::Index>(), flip in 1u8..) {
-            let mut container = encoded(&SHAPE);
-            let at = at.index(container.len());
-            container[at] ^= flip;
-            let mut out = vec![0; block(&SHAPE).len()];
-            prop_assert!(decode_into(&container, &mut out).is_err());
-            prop_assert!(verify(&container).is_err());
-        }
-
-        #[test]
-        fn any_bytes_are_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..400),
-                                            keep in 0usize..2000) {
-            let mut container = encoded(&SHAPE);
-            container.truncate(keep);
-            let mut out = vec![0; block(&SHAPE).len()];
-            prop_assert!(decode_into(&container, &mut out).is_err());
-            prop_assert!(Header::parse(&bytes).is_err());
-        }
-    }
 }

@@ -23,6 +23,9 @@ pub enum CodecError {
     /// The shape is empty or overflows.
     #[error("a block must have 1 byte to 4 GiB in at most 65536 planes")]
     BadShape,
+    /// The block has fewer planes, or a writer was given too few.
+    #[error("no plane {0} in this block")]
+    NoSuchPlane(u32),
     /// This build cannot decode a plane's codec.
     #[error("unknown codec {0}")]
     UnknownCodec(u8),

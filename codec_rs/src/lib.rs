@@ -6,14 +6,22 @@
 //! with a [`CodecError`]: it never panics, never reads out of bounds, and allocates nothing that the
 //! input's own length does not bound.
 
+mod block;
 mod checksum;
+mod coder;
 mod container;
 mod error;
+mod fast;
+mod fields;
+mod float;
+mod isa;
+mod masked;
 mod shape;
 
+pub use block::{BlockWriter, decode_into, decode_plane_into, encode, encode_raw, verify};
 pub use checksum::{checksum, copy_checksum};
-pub use container::{
-    Header, Plane, decode_into, decode_plane_into, encode_raw, header_len, max_encoded_len, verify,
-};
+pub use coder::{Decoder, Encoder};
+pub use container::{Header, Plane, header_len, max_encoded_len};
 pub use error::CodecError;
+pub use isa::{Isa, limit_isa};
 pub use shape::{Codec, Dtype, Shape};

@@ -1,0 +1,207 @@
+//! Whole blocks: containers written plane by plane, and read back.
+//!
+//! A container is complete only once [`BlockWriter::finish`] has written its header, so a half-written
+//! one never parses.
+
+use crate::checksum::{checksum, copy_checksum};
+use crate::coder::{ALIGN, Decoder, Encoder};
+use crate::container::{Header, Plane, header_len};
+use crate::error::CodecError;
+use crate::shape::{Codec, Shape};
+
+/// Writes one container into a buffer, plane after plane.
+#[derive(Debug)]
+pub struct BlockWriter<'a> {
+    encoder: &'a mut Encoder,
+    codec: Codec,
+    shape: Shape,
+    plane_bytes: usize,
+    planes: Vec<Plane>,
+    end: usize,
+    out: &'a mut [u8],
+}
+
+impl<'a> BlockWriter<'a> {
+    /// Begin a container in `out`, which must hold `max_encoded_len(shape)` bytes.
+    pub fn new(
+        encoder: &'a mut Encoder,
+        codec: Codec,
+        shape: Shape,
+        out: &'a mut [u8],
+    ) -> Result<Self, CodecError> {
+        let raw = shape.raw_bytes().ok_or(CodecError::BadShape)?;
+        let plane_bytes = shape.plane_bytes().ok_or(CodecError::BadShape)?;
+        let end = header_len(&shape);
+        if out.len() < end + raw {
+            return Err(CodecError::WrongSize { have: out.len(), want: end + raw });
+        }
+        let planes = Vec::with_capacity(shape.planes as usize);
+        Ok(Self { encoder, codec, shape, plane_bytes, planes, end, out })
+    }
+
+    /// Code the next plane.
+    pub fn plane(&mut self, raw: &[u8]) -> Result<(), CodecError> {
+        expect_len(raw.len(), self.plane_bytes)?;
+        if self.planes.len() == self.shape.planes as usize {
+            return Err(CodecError::NoSuchPlane(self.shape.planes));
+        }
+        let sum = checksum(raw);
+        if let Some(codec) = self.encoder.code(self.codec, &self.shape, raw) {
+            let start = self.end.next_multiple_of(ALIGN);
+            self.place(start, self.encoder.coded().len(), codec, sum);
+            copy(self.encoder.coded(), &mut self.out[start..self.end]);
+        } else {
+            let follows_raw = self.planes.last().is_none_or(|plane| plane.codec == Codec::None);
+            let start = if follows_raw { self.end } else { self.end.next_multiple_of(ALIGN) };
+            self.place(start, raw.len(), Codec::None, sum);
+            copy(raw, &mut self.out[start..self.end]);
+        }
+        Ok(())
+    }
+
+    /// Enter the next plane into the table, and clear the padding before it.
+    fn place(&mut self, start: usize, len: usize, codec: Codec, checksum: u64) {
+        self.out[self.end..start].fill(0);
+        self.end = start + len;
+        self.planes.push(Plane { offset: start as u64, len: len as u32, codec, checksum });
+    }
+
+    /// Write the header; returns the container's length.
+    pub fn finish(self) -> Result<usize, CodecError> {
+        if self.planes.len() < self.shape.planes as usize {
+            return Err(CodecError::NoSuchPlane(self.planes.len() as u32));
+        }
+        Header { shape: self.shape, planes: self.planes }.write(self.out);
+        Ok(self.end)
+    }
+}
+
+/// Code a whole block into `out`, which must hold `max_encoded_len(shape)` bytes; returns the
+/// container's length.
+pub fn encode(
+    codec: Codec,
+    shape: &Shape,
+    raw: &[u8],
+    out: &mut [u8],
+) -> Result<usize, CodecError> {
+    let plane = shape.plane_bytes().ok_or(CodecError::BadShape)?;
+    expect_len(raw.len(), shape.raw_bytes().ok_or(CodecError::BadShape)?)?;
+    let mut encoder = Encoder::new();
+    let mut writer = BlockWriter::new(&mut encoder, codec, *shape, out)?;
+    raw.chunks_exact(plane).try_for_each(|raw| writer.plane(raw))?;
+    writer.finish()
+}
+
+/// Write a raw container; returns its length.
+pub fn encode_raw(shape: &Shape, raw: &[u8], out: &mut [u8]) -> Result<usize, CodecError> {
+    encode(Codec::None, shape, raw, out)
+}
+
+/// Decode a whole block into `out`, verified in the same pass. On error `out` holds garbage.
+pub fn decode_into(container: &[u8], out: &mut [u8]) -> Result<Shape, CodecError> {
+    let header = Header::parse(container)?;
+    let plane = header.shape.plane_bytes().ok_or(CodecError::BadShape)?;
+    expect_len(out.len(), header.shape.raw_bytes().ok_or(CodecError::BadShape)?)?;
+    let mut decoder = Decoder::new();
+    for (index, target) in out.chunks_exact_mut(plane).enumerate() {
+        decoder.plane(container, &header, index as u32, target)?;
+    }
+    Ok(header.shape)
+}
+
+/// Decode one plane into `out`, verified. [`Decoder::plane`] keeps its buffers between planes.
+pub fn decode_plane_into(
+    container: &[u8],
+    header: &Header,
+    plane: u32,
+    out: &mut [u8],
+) -> Result<(), CodecError> {
+    Decoder::new().plane(container, header, plane, out)
+}
+
+/// Check every plane of a container against its checksum.
+pub fn verify(container: &[u8]) -> Result<(), CodecError> {
+    let header = Header::parse(container)?;
+    let mut decoder = Decoder::new();
+    (0..header.shape.planes).try_for_each(|index| decoder.verify(container, &header, index))
+}
+
+/// Copy; returns the checksum of what was copied.
+pub(crate) fn copy(source: &[u8], target: &mut [u8]) -> u64 {
+    assert_eq!(source.len(), target.len(), "a raw plane has the block's plane size");
+    // SAFETY: both slices are `source.len()` bytes long and, being borrowed, do not overlap.
+    unsafe { copy_checksum(source.as_ptr(), target.as_mut_ptr(), source.len()) }
+}
+
+fn expect_len(have: usize, want: usize) -> Result<(), CodecError> {
+    if have == want { Ok(()) } else { Err(CodecError::WrongSize { have, want }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::container::max_encoded_len;
+    use crate::shape::Dtype;
+
+    fn block(shape: &Shape) -> Vec<u8> {
+        let len = shape.raw_bytes().expect("a valid shape");
+        (0..len).map(|i| ((i * 31) >> 3) as u8).collect()
+    }
+
+    fn encoded(shape: &Shape) -> Vec<u8> {
+        let mut out = vec![0; max_encoded_len(shape).expect("a valid shape")];
+        let len = encode_raw(shape, &block(shape), &mut out).expect("encodes");
+        assert_eq!(len, out.len());
+        out
+    }
+
+    const SHAPE: Shape = Shape { dtype: Dtype::Bf16, planes: 6, tokens: 16, channels: 24 };
+
+    #[test]
+    fn a_raw_container_holds_the_block_as_it_is() {
+        let container = encoded(&SHAPE);
+        assert_eq!(&container[header_len(&SHAPE)..], &block(&SHAPE)[..]);
+        assert!(Header::parse(&container).expect("parses").is_raw());
+        let mut out = vec![0; block(&SHAPE).len()];
+        assert_eq!(decode_into(&container, &mut out), Ok(SHAPE));
+        assert_eq!(out, block(&SHAPE));
+        assert_eq!(verify(&container), Ok(()));
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        for shape in [
+            Shape { planes: 0, ..SHAPE },
+            Shape { tokens: 0, ..SHAPE },
+            Shape { tokens: u32::MAX, ..SHAPE },
+            Shape { planes: 1 << 17, tokens: 1, channels: 1, ..SHAPE },
+        ] {
+            assert_eq!(max_encoded_len(&shape), None);
+            assert_eq!(encode_raw(&shape, &[], &mut []), Err(CodecError::BadShape));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_flipped_byte_is_an_error(at in any::<prop::sample::Index>(), flip in 1u8..) {
+            let mut container = encoded(&SHAPE);
+            let at = at.index(container.len());
+            container[at] ^= flip;
+            let mut out = vec![0; block(&SHAPE).len()];
+            prop_assert!(decode_into(&container, &mut out).is_err());
+            prop_assert!(verify(&container).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..400),
+                                            keep in 0usize..2000) {
+            let mut container = encoded(&SHAPE);
+            container.truncate(keep);
+            let mut out = vec![0; block(&SHAPE).len()];
+            prop_assert!(decode_into(&container, &mut out).is_err());
+            prop_assert!(Header::parse(&bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Coding of single planes: which codec, and when a plane is better left raw.
+//!
+//! A coded plane must gain at least 3 %, counting the padding before the next plane, so a container is
+//! never larger than the raw one. A plane a codec cannot code, or not well enough, is tried with the
+//! next simpler codec and is raw in the end; each plane's table entry says which it was.
+
+use crate::checksum::checksum;
+use crate::container::{Header, Plane};
+use crate::error::CodecError;
+use crate::fast;
+use crate::float::for_float;
+use crate::isa::Isa;
+use crate::shape::{Codec, Shape};
+
+/// Planes start at multiples of this, so that a coded one never costs more than it gains.
+pub(crate) const ALIGN: usize = 64;
+/// Gain below which a plane stays raw, in percent.
+const GAIN_MIN: usize = 3;
+
+/// Codes planes; keeps its buffers from one to the next. Memory: a few times the largest plane.
+#[derive(Debug, Default)]
+pub struct Encoder {
+    fast: fast::Scratch,
+    coded: Vec<u8>,
+}
+
+impl Encoder {
+    /// An encoder without buffers yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Code a raw plane into `coded()`; returns the codec that was used, None when the plane should
+    /// stay raw.
+    pub(crate) fn code(&mut self, codec: Codec, shape: &Shape, raw: &[u8]) -> Option<Codec> {
+        let channels = shape.channels as usize;
+        let isa = Isa::current();
+        self.coded.clear();
+        self.coded.reserve(raw.len());
+        let (scratch, coded) = (&mut self.fast, &mut self.coded);
+        match codec {
+            Codec::Fast => {
+                for_float!(shape.dtype, F => fast::encode::<F>(isa, raw, channels, scratch, coded))?;
+            }
+            _ => return None,
+        }
+        let gain = raw.len() * GAIN_MIN / 100;
+        (self.coded.len() + ALIGN + gain <= raw.len()).then_some(codec)
+    }
+
+    /// What `code` made.
+    pub(crate) fn coded(&self) -> &[u8] {
+        &self.coded
+    }
+}
+
+/// Decodes planes; keeps its buffers from one to the next. Memory: a few times the largest plane.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    fast: fast::Scratch,
+}
+
+impl Decoder {
+    /// A decoder without buffers yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Decode plane `index` of `container` into `out`, verified. On error `out` holds garbage.
+    pub fn plane(
+        &mut self,
+        container: &[u8],
+        header: &Header,
+        index: u32,
+        out: &mut [u8],
+    ) -> Result<(), CodecError> {
+        let plane = header.planes.get(index as usize).ok_or(CodecError::NoSuchPlane(index))?;
+        let want = header.shape.plane_bytes().ok_or(CodecError::BadShape)?;
+        if out.len() != want {
+            return Err(CodecError::WrongSize { have: out.len(), want });
+        }
+        let coded = coded_bytes(container, plane)?;
+        let (shape, channels) = (&header.shape, header.shape.channels as usize);
+        let isa = Isa::current();
+        let sum = match plane.codec {
+            Codec::None => crate::block::copy(coded, out),
+            Codec::Fast => {
+                let scratch = &mut self.fast;
+                for_float!(shape.dtype, F => fast::decode::<F>(isa, coded, channels, scratch, out))
+                    .ok_or(CodecError::Damaged("coded plane of opaque bytes"))??
+            }
+            other => return Err(CodecError::UnknownCodec(other as u8)),
+        };
+        if sum == plane.checksum { Ok(()) } else { Err(CodecError::Corrupt(index)) }
+    }
+
+    /// Check plane `index` against its checksum.
+    pub(crate) fn verify(
+        &mut self,
+        container: &[u8],
+        header: &Header,
+        index: u32,
+    ) -> Result<(), CodecError> {
+        let plane = header.planes.get(index as usize).ok_or(CodecError::NoSuchPlane(index))?;
+        if plane.codec == Codec::None {
+            let same = checksum(coded_bytes(container, plane)?) == plane.checksum;
+            return if same { Ok(()) } else { Err(CodecError::Corrupt(index)) };
+        }
+        let mut out = vec![0; header.shape.plane_bytes().ok_or(CodecError::BadShape)?];
+        self.plane(container, header, index, &mut out)
+    }
+}
+
+/// A header may have been parsed from other bytes, so bounds are checked again.
+fn coded_bytes<'a>(container: &'a [u8], plane: &Plane) -> Result<&'a [u8], CodecError> {
+    let start = plane.offset as usize;
+    let end = start.checked_add(plane.len as usize);
+    end.and_then(|end| container.get(start..end)).ok_or(CodecError::Damaged("truncated"))
+}

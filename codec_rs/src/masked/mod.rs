@@ -1,0 +1,222 @@
+//! Bytes under masks: the operations vector instruction sets differ in.
+//!
+//! `merge` interleaves two streams by a bit per byte, `split` is its inverse; `fill` replaces marked
+//! bytes by the next ones of a list, `spill` collects them. One implementation per instruction set;
+//! the defaults here are the scalar oracle. Working memory is padded by [`SLACK`], so that a
+//! vector may read and write past the end of a stream.
+
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod table;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Avx2, Avx512};
+
+/// Bytes that must be readable (and, for outputs, writable) after the last one of a stream.
+pub(crate) const SLACK: usize = 128;
+
+/// The byte that marks an escape; no byte given to `fill` or `spill` exceeds it.
+pub(crate) const ESCAPE: u8 = 7;
+
+/// Where one side of a merge comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Side<'a> {
+    /// The same byte for ever.
+    Same(u8),
+    /// The next byte of a stream padded by `SLACK`.
+    Stream(&'a [u8]),
+}
+
+/// A source of 64 mask bits at a time, lowest bit first.
+pub(crate) trait Words {
+    /// The next 64 bits.
+    fn next(&mut self) -> u64;
+}
+
+/// The operations, `#[inline(always)]` into a function that has the instruction set's features.
+///
+/// # Safety
+/// Every method: the features are there, and pointers are valid for the 64 bytes (8 for `*8`) at
+/// them.
+pub(crate) trait Masked {
+    /// Byte `i` is the next one of `ones` where bit `i` is set, else the next one of `zeros`.
+    #[inline(always)]
+    unsafe fn merge64(mask: u64, mut zeros: *const u8, mut ones: *const u8, out: *mut u8) {
+        for bit in 0..64 {
+            let set = mask >> bit & 1;
+            // SAFETY: at most 64 bytes of each stream, by the trait's contract.
+            unsafe {
+                *out.add(bit) = if set == 1 { *ones } else { *zeros };
+                ones = ones.add(set as usize);
+                zeros = zeros.add(1 - set as usize);
+            }
+        }
+    }
+
+    /// Byte `i` is the next one of `stream` where bit `i` is set, else `rest`.
+    #[inline(always)]
+    unsafe fn expand64(mask: u64, stream: *const u8, rest: u8, out: *mut u8) {
+        // SAFETY: by the trait's contract.
+        unsafe { Self::merge64(mask, [rest; 64].as_ptr(), stream, out) }
+    }
+
+    /// Byte `i` is `one` where bit `i` is set, else `zero`.
+    #[inline(always)]
+    unsafe fn choose64(mask: u64, zero: u8, one: u8, out: *mut u8) {
+        for bit in 0..64 {
+            // SAFETY: by the trait's contract.
+            unsafe { *out.add(bit) = if mask >> bit & 1 == 1 { one } else { zero } };
+        }
+    }
+
+    /// Bytes whose bit is set go to `ones`, the others to `zeros`, in order; both may be overwritten
+    /// up to 64 bytes.
+    #[inline(always)]
+    unsafe fn split64(mask: u64, values: *const u8, mut zeros: *mut u8, mut ones: *mut u8) {
+        for bit in 0..64 {
+            let set = mask >> bit & 1;
+            // SAFETY: at most 64 bytes of each stream, by the trait's contract.
+            unsafe {
+                let value = *values.add(bit);
+                *zeros = value;
+                *ones = value;
+                ones = ones.add(set as usize);
+                zeros = zeros.add(1 - set as usize);
+            }
+        }
+    }
+
+    /// Bit `i` is set where byte `i` is at least `pivot`.
+    #[inline(always)]
+    unsafe fn at_least64(values: *const u8, pivot: u8) -> u64 {
+        // SAFETY: by the trait's contract.
+        (0..64).fold(0, |mask, i| mask | u64::from(unsafe { *values.add(i) } >= pivot) << i)
+    }
+
+    /// Replace each `ESCAPE` in `bytes` (whole groups of eight) by the next one of `list` from `at` on, which it advances;
+    /// a list that ends early gives unspecified bytes.
+    #[inline(always)]
+    unsafe fn fill(bytes: &mut [u8], list: &[u8], at: &mut usize) {
+        for bytes in bytes.as_chunks_mut::<8>().0 {
+            let mut marks = marks(bytes);
+            while marks != 0 {
+                bytes[marks.trailing_zeros() as usize / 8] = list.get(*at).copied().unwrap_or(0);
+                *at += 1;
+                marks &= marks - 1;
+            }
+        }
+    }
+
+    /// Append to `list` those of `bytes` whose twin in `codes` is `ESCAPE`.
+    #[inline(always)]
+    unsafe fn spill(bytes: &[u8], codes: &[u8], list: &mut Vec<u8>) {
+        for (bytes, codes) in bytes.as_chunks::<8>().0.iter().zip(codes.as_chunks().0) {
+            let mut marks = marks(codes);
+            while marks != 0 {
+                list.push(bytes[marks.trailing_zeros() as usize / 8]);
+                marks &= marks - 1;
+            }
+        }
+    }
+}
+
+/// The oracle.
+pub(crate) struct Scalar;
+
+impl Masked for Scalar {}
+
+/// One bit per escape, at eight times its position.
+#[inline(always)]
+fn marks(codes: &[u8; 8]) -> u64 {
+    (u64::from_le_bytes(*codes) + 0x0101_0101_0101_0101) >> 3 & 0x0101_0101_0101_0101
+}
+
+/// Interleave `left` (clear bits) and `right` (set bits) into the first `len` bytes of `out`.
+///
+/// # Safety
+/// The features of `K` are there; a stream holds as many bytes as `masks` has such bits in its first
+/// `len`, and `SLACK` more; `out` holds `len` and `SLACK` more.
+#[inline(always)]
+pub(crate) unsafe fn merge<K: Masked>(
+    mut masks: impl Words,
+    len: usize,
+    left: Side<'_>,
+    right: Side<'_>,
+    out: &mut [u8],
+) {
+    debug_assert!(out.len() >= len.next_multiple_of(64));
+    let words = (0..len).step_by(64).map(|at| {
+        // SAFETY: `at` is below `len`.
+        unsafe { out.as_mut_ptr().add(at) }
+    });
+    // SAFETY: before word `i`, each stream was advanced by bits of the words before it, all of them
+    // whole; so up to 64 bytes are read from inside it or its slack.
+    unsafe {
+        match (left, right) {
+            (Side::Same(zero), Side::Same(one)) => {
+                words.for_each(|out| K::choose64(masks.next(), zero, one, out));
+            }
+            (Side::Same(rest), Side::Stream(stream)) => {
+                let mut from = stream.as_ptr();
+                for out in words {
+                    let mask = masks.next();
+                    K::expand64(mask, from, rest, out);
+                    from = from.add(mask.count_ones() as usize);
+                }
+            }
+            (Side::Stream(stream), Side::Same(rest)) => {
+                let mut from = stream.as_ptr();
+                for out in words {
+                    let mask = !masks.next();
+                    K::expand64(mask, from, rest, out);
+                    from = from.add(mask.count_ones() as usize);
+                }
+            }
+            (Side::Stream(left), Side::Stream(right)) => {
+                let (mut zeros, mut ones) = (left.as_ptr(), right.as_ptr());
+                for out in words {
+                    let mask = masks.next();
+                    K::merge64(mask, zeros, ones, out);
+                    ones = ones.add(mask.count_ones() as usize);
+                    zeros = zeros.add(mask.count_zeros() as usize);
+                }
+            }
+        }
+    }
+}
+
+/// Part the first `len` bytes of `values` by the words of `mask_at` (given the position and a pointer
+/// to the values there, which `K` may compare). Returns the lengths of both sides.
+///
+/// # Safety
+/// The features of `K` are there; `values`, `left` and `right` are padded by `SLACK` beyond what they
+/// hold, and `mask_at` clears the bits from `len` on.
+#[inline(always)]
+pub(crate) unsafe fn split<K: Masked>(
+    values: &[u8],
+    len: usize,
+    mut mask_at: impl FnMut(usize, *const u8) -> u64,
+    left: &mut [u8],
+    right: &mut [u8],
+) -> (usize, usize) {
+    debug_assert!(values.len() >= len.next_multiple_of(64));
+    let (mut zeros, mut ones) = (left.as_mut_ptr(), right.as_mut_ptr());
+    let mut count = 0;
+    // SAFETY: as in `merge`; bits past `len` count as zeros, of which the left side's slack takes
+    // fewer than 64.
+    unsafe {
+        for at in (0..len).step_by(64) {
+            let from = values.as_ptr().add(at);
+            let mask = mask_at(at, from);
+            K::split64(mask, from, zeros, ones);
+            ones = ones.add(mask.count_ones() as usize);
+            zeros = zeros.add(mask.count_zeros() as usize);
+            count += mask.count_ones() as usize;
+        }
+    }
+    (len - count, count)
+}
