@@ -15,7 +15,7 @@ import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -53,7 +53,7 @@ class TorchBackend:
     ) -> None:
         """`attention="torch"` keeps attention off the native kernels."""
         torch.set_num_threads(threads)
-        self._model = loaded.model
+        self._model: Any = loaded.model
         config = loaded.model.config
         self._device = loaded.model.device
         self.device = str(self._device)
@@ -158,8 +158,8 @@ class TorchBackend:
             kernels=self._kernels,
         )
         positions = torch.arange(item.start, item.start + count, device=self._device)
-        logits = self._run(step, self._tensor(item.tokens).unsqueeze(0), positions.unsqueeze(0))
-        return logits if item.logits else logits[:0]
+        tokens = self._tensor(item.tokens).unsqueeze(0)
+        return self._run(step, tokens, positions.unsqueeze(0), logits=item.logits)
 
     def _decode_rows(self, batch: Sequence[WorkItem]) -> torch.Tensor:
         block_tokens = self.layout.block_tokens
@@ -187,9 +187,10 @@ class TorchBackend:
             groups=self._groups(counts) if self._kernels is None else (),
         )
         tokens = self._tensor([item.tokens[0] for item in rows]).unsqueeze(1)
-        logits = self._run(step, tokens, self._tensor(starts).unsqueeze(1))
         keep = [row for row, item in enumerate(batch) if item.logits]
-        return logits if len(keep) == len(rows) else logits[keep]
+        positions = self._tensor(starts).unsqueeze(1)
+        logits = self._run(step, tokens, positions, logits=bool(keep))
+        return logits[keep]
 
     def _groups(self, counts: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
         members: dict[int, list[int]] = defaultdict(list)
@@ -197,17 +198,24 @@ class TorchBackend:
             members[count].append(row)
         return [(count, self._tensor(rows)) for count, rows in members.items()]
 
-    def _run(self, step: PagedStep, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        output = self._model(
-            input_ids=tokens,
-            position_ids=positions,
-            cache=PagedCache(step, self.layout.layers),
-            use_cache=True,
-            logits_to_keep=1,
-            paged=step,
-        )
+    def _run(
+        self, step: PagedStep, tokens: torch.Tensor, positions: torch.Tensor, *, logits: bool
+    ) -> torch.Tensor:
+        """Float32 logits of each row's last token; `[0, vocab]` without the head."""
+        inputs: dict[str, Any] = {
+            "input_ids": tokens,
+            "position_ids": positions,
+            "cache": PagedCache(step, self.layout.layers),
+            "use_cache": True,
+            "paged": step,
+        }
+        if logits:
+            result = self._model(**inputs, logits_to_keep=1).logits[:, -1].float()
+        else:
+            self._model.base_model(**inputs)
+            result = torch.empty((0, self.vocab_size), device=self._device)
         assert step.attended == self.layout.layers, "some layers have attention of their own"
-        return output.logits[:, -1].float()
+        return result
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -1,0 +1,75 @@
+"""The engine with the real store: blocks travel between engines, and its death costs nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mooncake_serve._store import StoreServer
+from mooncake_serve.store import NodeStore
+from tests.engine.chain_backend import ChainBackend, expected_tokens
+from tests.engine.support import chain_engine, generate, request, start
+
+BLOCK = 16
+
+
+def document(seed: int, length: int = 8 * BLOCK + 3) -> list[int]:
+    return [(seed * 31 + 7 * each) % 250 for each in range(length)]
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> str:
+    return str(tmp_path / "store.sock")
+
+
+@pytest.fixture
+def server(socket: str) -> Iterator[StoreServer]:
+    with StoreServer(socket=socket, dram_bytes=64 << 20, ingest_bytes_max=1 << 20) as server:
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def stores(server: StoreServer, socket: str) -> Iterator[list[NodeStore]]:
+    stores = [NodeStore(socket, ingest_bytes=1 << 20) for _ in range(2)]
+    assert all(store.wait_until_healthy(30) for store in stores)
+    yield stores
+    for store in stores:
+        store.close()
+
+
+def engine(store: NodeStore):
+    return chain_engine(ChainBackend(block_tokens=BLOCK), store)
+
+
+def wanted(prompt: list[int]) -> list[int]:
+    return expected_tokens(prompt, 4, block_tokens=BLOCK)
+
+
+def test_another_engine_loads_what_one_published(stores: list[NodeStore]) -> None:
+    with engine(stores[0]) as first, engine(stores[1]) as second:
+        assert generate(first, [document(1)], 4) == [wanted(document(1))]
+        assert first.flush()
+        result = start(second, request(document(1), 4))
+        assert result.finish().usage.cached_store_tokens == 8 * BLOCK
+        assert result.tokens == wanted(document(1))
+
+
+def test_a_store_that_stops_costs_hits_and_nothing_else(
+    server: StoreServer, stores: list[NodeStore]
+) -> None:
+    with engine(stores[0]) as first, engine(stores[1]) as second:
+        assert generate(first, [document(1)], 4) == [wanted(document(1))]
+        assert first.flush()
+        server.stop()
+        prompts = [document(seed) for seed in range(1, 6)]
+        assert generate(second, prompts, 4) == [wanted(each) for each in prompts]
+        assert generate(first, prompts, 4) == [wanted(each) for each in prompts]
+        assert first.flush()
+        server.start()
+        assert all(store.wait_until_healthy(60) for store in stores)
+        assert generate(first, [document(9)], 4) == [wanted(document(9))]
+        assert first.flush()
+        result = start(second, request(document(9), 4))
+        assert result.finish().usage.cached_store_tokens == 8 * BLOCK
