@@ -1,10 +1,12 @@
 # Every target does its own set-up; the second run is quick. `make help` lists them.
 
 SHELL := /bin/bash
-PYTHON ?= python3
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+  $$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+  && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-STAMPS := build/stamps
+STAMPS := $(VENV)/stamps
 RUST_MIN := 1.89
 RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock) $(shell find store_rs codec_rs kernels_rs policy_rs \
   \( -name '*.rs' -o -name '*.h' -o -name '*.cc' -o -name Cargo.toml \) -not -path '*/target/*' 2>/dev/null)
@@ -14,7 +16,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-gpu check bench build format lint rust-test stubs clean
+.PHONY: help demo serve test test-slow test-gpu fault check bench build format lint rust-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -26,13 +28,16 @@ serve: build model ## run the application on this machine until Ctrl-C
 	@$(BIN)/mooncake-serve serve deployments/app.yaml
 
 test: build model ## the whole test suite but for what takes minutes
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(EXTRA)
 
 test-slow: build model ## the tests that take minutes
-	@$(BIN)/python -m pytest -m slow $(ARGS)
+	@$(BIN)/python -m pytest -m slow $(EXTRA)
 
 test-gpu: build model ## engine and exactness tests on a CUDA device
-	@$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+	@$(BIN)/python -m pytest -m gpu tests/gpu $(EXTRA)
+
+fault: build ## processes killed and stopped at the worst moments
+	@$(BIN)/python -m pytest tests/store/test_faults.py tests/e2e/test_faults.py $(EXTRA)
 
 check: lint rust-test test ## all that CI runs
 
@@ -40,7 +45,7 @@ bench: build model ## the benchmarks behind the README's figures, into build/
 	@mkdir -p build
 	@for name in store engine; do \
 	  echo "bench $$name"; \
-	  $(BIN)/mooncake-serve bench $$name --json $(ARGS) > build/bench-$$name.json || exit 1; \
+	  $(BIN)/mooncake-serve bench $$name --json $(EXTRA) > build/bench-$$name.json || exit 1; \
 	done
 
 build: $(STAMPS)/extension ## environment and Rust extension
@@ -62,29 +67,30 @@ lint: build ## formats, lints, types and stubs
 	$(BIN)/ruff format -q --check .
 	$(BIN)/pyright
 
-rust-test: $(STAMPS)/rust ## unit and property tests of the Rust crates
+rust-test: $(STAMPS)/tools ## unit and property tests of the Rust crates
 	cargo test -q --workspace
 
 clean: ## remove what the build made, but for .venv
-	rm -rf build target mooncake_serve/_store*.so
+	rm -rf build target $(STAMPS) mooncake_serve/_store*.so
 
-$(STAMPS)/rust:
-	@command -v cargo >/dev/null || { echo "No cargo found: install Rust >= $(RUST_MIN), https://rustup.rs"; exit 1; }
+$(STAMPS)/tools:
+	@command -v cargo >/dev/null || \
+	  { echo "No cargo found: install Rust >= $(RUST_MIN), https://rustup.rs"; exit 1; }
 	@have=$$(rustc --version | cut -d' ' -f2); \
 	  [ "$$(printf '%s\n' $(RUST_MIN) $$have | sort -V | head -1)" = "$(RUST_MIN)" ] || \
 	  { echo "Rust $$have is too old: this project needs >= $(RUST_MIN); run 'rustup update stable'"; exit 1; }
-	@mkdir -p $(STAMPS) && touch $@
-
-$(STAMPS)/venv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "$(PYTHON) is older than 3.11: run 'make $(MAKECMDGOALS) PYTHON=python3.12'"; exit 1; }
-	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
-	  { echo "cannot make a virtual environment: on Debian, 'apt install python3-venv'"; exit 1; }
+	@command -v c++ >/dev/null || \
+	  { echo "No C++ compiler found: on Debian, 'apt install g++'"; exit 1; }
+	@[ -n "$(PYTHON)" ] || { echo "No Python >= 3.11 that can make virtual environments found:"; \
+	  echo "on Debian 'apt install python3-venv', else 'make $(MAKECMDGOALS) PYTHON=/path/to/python'"; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check 'maturin>=1.9.4,<2'
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/extension: pyproject.toml $(RUST_SOURCES) | $(STAMPS)/rust $(STAMPS)/venv
-	@echo "Building the Rust extension and installing Python packages; the first time this downloads GBs, mostly torch"
-	@VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop -q --release --extras serve,dev \
+$(STAMPS)/extension: pyproject.toml $(RUST_SOURCES) | $(STAMPS)/tools
+	@echo "Building the Rust extension and installing Python packages; the first time downloads GBs, mostly"
+	@echo "torch. What it does right now: tail -f build/setup.log"
+	@mkdir -p build
+	@VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop --release --extras serve,dev \
 	  > build/setup.log 2>&1 || { cat build/setup.log; exit 1; }
 	@touch $@
