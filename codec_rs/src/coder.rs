@@ -6,6 +6,7 @@
 
 use crate::checksum::checksum;
 use crate::container::{Header, Plane};
+use crate::dense;
 use crate::error::CodecError;
 use crate::fast;
 use crate::float::for_float;
@@ -20,6 +21,7 @@ const GAIN_MIN: usize = 3;
 /// Codes planes; keeps its buffers from one to the next. Memory: a few times the largest plane.
 #[derive(Debug, Default)]
 pub struct Encoder {
+    dense: dense::Scratch,
     fast: fast::Scratch,
     coded: Vec<u8>,
 }
@@ -37,15 +39,22 @@ impl Encoder {
         let isa = Isa::current();
         self.coded.clear();
         self.coded.reserve(raw.len());
-        let (scratch, coded) = (&mut self.fast, &mut self.coded);
-        match codec {
-            Codec::Fast => {
-                for_float!(shape.dtype, F => fast::encode::<F>(isa, raw, channels, scratch, coded))?;
-            }
-            _ => return None,
-        }
+        let coded = &mut self.coded;
+        let done = match codec {
+            Codec::Fast => for_float!(shape.dtype, F => {
+                fast::encode::<F>(isa, raw, channels, &mut self.fast, coded);
+                true
+            }),
+            Codec::Dense => for_float!(shape.dtype, F => {
+                dense::encode::<F>(isa, raw, channels, &mut self.dense, coded)
+            }),
+            _ => None,
+        }?;
         let gain = raw.len() * GAIN_MIN / 100;
-        (self.coded.len() + ALIGN + gain <= raw.len()).then_some(codec)
+        if done && self.coded.len() + ALIGN + gain <= raw.len() {
+            return Some(codec);
+        }
+        if codec == Codec::Dense { self.code(Codec::Fast, shape, raw) } else { None }
     }
 
     /// What `code` made.
@@ -57,6 +66,7 @@ impl Encoder {
 /// Decodes planes; keeps its buffers from one to the next. Memory: a few times the largest plane.
 #[derive(Debug, Default)]
 pub struct Decoder {
+    dense: dense::Scratch,
     fast: fast::Scratch,
 }
 
@@ -87,6 +97,11 @@ impl Decoder {
             Codec::Fast => {
                 let scratch = &mut self.fast;
                 for_float!(shape.dtype, F => fast::decode::<F>(isa, coded, channels, scratch, out))
+                    .ok_or(CodecError::Damaged("coded plane of opaque bytes"))??
+            }
+            Codec::Dense => {
+                let scratch = &mut self.dense;
+                for_float!(shape.dtype, F => dense::decode::<F>(isa, coded, channels, scratch, out))
                     .ok_or(CodecError::Damaged("coded plane of opaque bytes"))??
             }
             other => return Err(CodecError::UnknownCodec(other as u8)),

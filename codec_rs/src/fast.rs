@@ -14,7 +14,7 @@
 use crate::checksum::Sink;
 use crate::error::CodecError;
 use crate::fields::{STRIP, pack, unpack};
-use crate::float::{Float, join_rest, rest_len, split_rest, strips};
+use crate::float::{Float, Tile, join_rest, rest_len, split_rest, strips};
 use crate::isa::per_isa;
 use crate::masked::{ESCAPE, Masked};
 
@@ -68,10 +68,10 @@ unsafe fn encode_on<F: Float, K: Masked>(
             // SAFETY: by the caller's promise.
             unsafe { encode_strip::<F, K>(strip, bases, 64, target, &mut scratch.escapes) };
         } else {
-            let mut padded = [F::raw(F::Bits::default()); STRIP];
-            padded[..count].copy_from_slice(strip);
+            let mut padded = Tile::<F>::new();
+            padded.0[..count].copy_from_slice(strip);
             // SAFETY: as above.
-            unsafe { encode_strip::<F, K>(&padded, bases, lanes, target, &mut scratch.escapes) };
+            unsafe { encode_strip::<F, K>(&padded.0, bases, lanes, target, &mut scratch.escapes) };
         }
     }
     out.extend_from_slice(&scratch.escapes);
@@ -142,31 +142,26 @@ unsafe fn decode_on<F: Float, K: Masked>(
     repeat(&mut scratch.bases, channels);
     let mut sink = Sink::new(out);
     let mut used = 0;
-    let mut tile = Tile([0; STRIP * 4]);
+    let mut tile = Tile::<F>::new();
     for (first, count, lanes) in strips(elements) {
         let (strip, later) = coded.split_at(strip_len::<F>(lanes));
         coded = later;
         let bases = &scratch.bases[first % channels..];
-        let target = F::elements_mut(&mut tile.0);
         // SAFETY: by the caller's promise. Whole strips get their own, constant copy.
         unsafe {
             if count == STRIP {
-                decode_strip::<F, K>(strip, bases, 64, escapes, &mut used, target);
+                decode_strip::<F, K>(strip, bases, 64, escapes, &mut used, &mut tile.0);
             } else {
-                decode_strip::<F, K>(strip, bases, lanes, escapes, &mut used, target);
+                decode_strip::<F, K>(strip, bases, lanes, escapes, &mut used, &mut tile.0);
             }
         }
-        sink.push(&tile.0[..count * F::SIZE]);
+        sink.push(&F::raw_bytes(&tile.0)[..count * F::SIZE]);
     }
     if used != escapes.len() {
         return Err(CodecError::Damaged("fast plane with a wrong number of escapes"));
     }
     Ok(sink.finish())
 }
-
-/// A strip's elements on their way to the caller, aligned for whole vectors.
-#[repr(align(64))]
-struct Tile([u8; STRIP * 4]);
 
 #[inline(always)]
 unsafe fn decode_strip<F: Float, K: Masked>(

@@ -18,8 +18,8 @@ pub(crate) trait Float: Copy {
 
     /// The elements of raw bytes.
     fn elements(raw: &[u8]) -> &[Self::Raw];
-    /// The elements of raw bytes.
-    fn elements_mut(raw: &mut [u8]) -> &mut [Self::Raw];
+    /// Inverse of `elements`.
+    fn raw_bytes(elements: &[Self::Raw]) -> &[u8];
     /// The bits of an element.
     fn bits(raw: Self::Raw) -> Self::Bits;
     /// The element with these bits.
@@ -57,8 +57,8 @@ macro_rules! float {
                 raw.as_chunks().0
             }
             #[inline(always)]
-            fn elements_mut(raw: &mut [u8]) -> &mut [Self::Raw] {
-                raw.as_chunks_mut().0
+            fn raw_bytes(elements: &[Self::Raw]) -> &[u8] {
+                elements.as_flattened()
             }
             #[inline(always)]
             fn bits(raw: Self::Raw) -> $bits {
@@ -214,4 +214,16 @@ pub(crate) fn strips(elements: usize) -> impl Iterator<Item = (usize, usize, usi
         let count = STRIP.min(elements - first);
         (first, count, lanes(count))
     })
+}
+
+/// A strip's elements on their way to the caller, aligned for whole vectors.
+#[repr(align(64))]
+pub(crate) struct Tile<F: Float>(pub(crate) [F::Raw; STRIP]);
+
+impl<F: Float> Tile<F> {
+    /// Zeros.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self([F::raw(F::Bits::default()); STRIP])
+    }
 }

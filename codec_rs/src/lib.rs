@@ -10,6 +10,7 @@ mod block;
 mod checksum;
 mod coder;
 mod container;
+mod dense;
 mod error;
 mod fast;
 mod fields;

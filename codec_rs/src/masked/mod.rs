@@ -135,11 +135,14 @@ fn marks(codes: &[u8; 8]) -> u64 {
     (u64::from_le_bytes(*codes) + 0x0101_0101_0101_0101) >> 3 & 0x0101_0101_0101_0101
 }
 
-/// Interleave `left` (clear bits) and `right` (set bits) into the first `len` bytes of `out`.
+/// Interleave `left` (clear bits) and `right` (set bits) into the first `len` bytes of `out`. All
+/// buffers are padded by `SLACK`.
 ///
 /// # Safety
-/// The features of `K` are there; a stream holds as many bytes as `masks` has such bits in its first
-/// `len`, and `SLACK` more; `out` holds `len` and `SLACK` more.
+/// The features of `K` are there.
+///
+/// # Panics
+/// When a stream ends before the bits that take from it do.
 #[inline(always)]
 pub(crate) unsafe fn merge<K: Masked>(
     mut masks: impl Words,
@@ -148,75 +151,59 @@ pub(crate) unsafe fn merge<K: Masked>(
     right: Side<'_>,
     out: &mut [u8],
 ) {
-    debug_assert!(out.len() >= len.next_multiple_of(64));
-    let words = (0..len).step_by(64).map(|at| {
-        // SAFETY: `at` is below `len`.
-        unsafe { out.as_mut_ptr().add(at) }
-    });
-    // SAFETY: before word `i`, each stream was advanced by bits of the words before it, all of them
-    // whole; so up to 64 bytes are read from inside it or its slack.
+    let words = out[..len.next_multiple_of(64)].chunks_exact_mut(64).map(<[u8]>::as_mut_ptr);
+    let (mut zeros, mut ones) = (0, 0);
+    // SAFETY: every pointer is to 64 bytes of a slice, and the caller vouches for the features.
     unsafe {
         match (left, right) {
             (Side::Same(zero), Side::Same(one)) => {
                 words.for_each(|out| K::choose64(masks.next(), zero, one, out));
             }
-            (Side::Same(rest), Side::Stream(stream)) => {
-                let mut from = stream.as_ptr();
-                for out in words {
-                    let mask = masks.next();
-                    K::expand64(mask, from, rest, out);
-                    from = from.add(mask.count_ones() as usize);
-                }
-            }
-            (Side::Stream(stream), Side::Same(rest)) => {
-                let mut from = stream.as_ptr();
-                for out in words {
-                    let mask = !masks.next();
-                    K::expand64(mask, from, rest, out);
-                    from = from.add(mask.count_ones() as usize);
-                }
-            }
-            (Side::Stream(left), Side::Stream(right)) => {
-                let (mut zeros, mut ones) = (left.as_ptr(), right.as_ptr());
-                for out in words {
-                    let mask = masks.next();
-                    K::merge64(mask, zeros, ones, out);
-                    ones = ones.add(mask.count_ones() as usize);
-                    zeros = zeros.add(mask.count_zeros() as usize);
-                }
-            }
+            (Side::Same(rest), Side::Stream(right)) => words.for_each(|out| {
+                let mask = masks.next();
+                K::expand64(mask, right[ones..ones + 64].as_ptr(), rest, out);
+                ones += mask.count_ones() as usize;
+            }),
+            (Side::Stream(left), Side::Same(rest)) => words.for_each(|out| {
+                let mask = !masks.next();
+                K::expand64(mask, left[zeros..zeros + 64].as_ptr(), rest, out);
+                zeros += mask.count_ones() as usize;
+            }),
+            (Side::Stream(left), Side::Stream(right)) => words.for_each(|out| {
+                let mask = masks.next();
+                let (low, high) = (&left[zeros..zeros + 64], &right[ones..ones + 64]);
+                K::merge64(mask, low.as_ptr(), high.as_ptr(), out);
+                ones += mask.count_ones() as usize;
+                zeros += mask.count_zeros() as usize;
+            }),
         }
     }
 }
 
-/// Part the first `len` bytes of `values` by the words of `mask_at` (given the position and a pointer
-/// to the values there, which `K` may compare). Returns the lengths of both sides.
+/// Part the first `len` bytes of `values` into `left` (clear bits) and `right` (set bits), by the
+/// masks `mask` gives for 64 of them, which are cut at `len`. All buffers are padded by `SLACK`.
+/// Returns the length of the right side.
 ///
 /// # Safety
-/// The features of `K` are there; `values`, `left` and `right` are padded by `SLACK` beyond what they
-/// hold, and `mask_at` clears the bits from `len` on.
+/// The features of `K` are there.
 #[inline(always)]
 pub(crate) unsafe fn split<K: Masked>(
     values: &[u8],
     len: usize,
-    mut mask_at: impl FnMut(usize, *const u8) -> u64,
+    mut mask: impl FnMut(&[u8]) -> u64,
     left: &mut [u8],
     right: &mut [u8],
-) -> (usize, usize) {
-    debug_assert!(values.len() >= len.next_multiple_of(64));
-    let (mut zeros, mut ones) = (left.as_mut_ptr(), right.as_mut_ptr());
-    let mut count = 0;
-    // SAFETY: as in `merge`; bits past `len` count as zeros, of which the left side's slack takes
-    // fewer than 64.
-    unsafe {
-        for at in (0..len).step_by(64) {
-            let from = values.as_ptr().add(at);
-            let mask = mask_at(at, from);
-            K::split64(mask, from, zeros, ones);
-            ones = ones.add(mask.count_ones() as usize);
-            zeros = zeros.add(mask.count_zeros() as usize);
-            count += mask.count_ones() as usize;
-        }
+) -> usize {
+    let (mut zeros, mut ones) = (0, 0);
+    let words = values[..len.next_multiple_of(64)].chunks_exact(64);
+    for (values, at) in words.zip((0..len).step_by(64)) {
+        let valid = if len - at < 64 { (1 << (len - at)) - 1 } else { u64::MAX };
+        let mask = mask(values) & valid;
+        let (low, high) = (&mut left[zeros..zeros + 64], &mut right[ones..ones + 64]);
+        // SAFETY: every pointer is to 64 bytes of a slice; the caller vouches for the features.
+        unsafe { K::split64(mask, values.as_ptr(), low.as_mut_ptr(), high.as_mut_ptr()) };
+        ones += mask.count_ones() as usize;
+        zeros += mask.count_zeros() as usize;
     }
-    (len - count, count)
+    ones
 }

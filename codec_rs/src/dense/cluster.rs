@@ -1,0 +1,112 @@
+//! Channels with alike distributions share a code.
+//!
+//! k-means over the channels' histograms, the distance being the bits a channel would take under a
+//! cluster's distribution. All arithmetic is elementwise in `f32`, in a fixed order, so an encoder
+//! gives the same bytes on every instruction set.
+
+/// Most clusters of a plane.
+pub(super) const CLUSTERS_MAX: usize = 16;
+const ROUNDS: usize = 5;
+/// Count given to every symbol of every cluster, so that none is impossible.
+const PRIOR: f32 = 0.05;
+
+/// Label each channel. `histograms` holds `width` counts per channel; labels are `0..clusters`, all of
+/// them used; returns how many.
+#[inline(always)]
+pub(super) fn fit(
+    histograms: &[u32],
+    width: usize,
+    clusters: usize,
+    labels: &mut Vec<u8>,
+) -> usize {
+    by_mean(histograms, width, clusters, labels);
+    let mut costs = vec![[0f32; CLUSTERS_MAX]; width];
+    for _ in 0..ROUNDS {
+        costs_of(histograms, labels, &mut costs);
+        let mut changed = false;
+        for (histogram, label) in histograms.chunks_exact(width).zip(labels.iter_mut()) {
+            let best = cheapest(histogram, &costs, clusters);
+            changed |= *label != best;
+            *label = best;
+        }
+        if !changed {
+            break;
+        }
+    }
+    drop_empty(labels)
+}
+
+/// Start: as many channels in each cluster, ordered by their mean symbol.
+fn by_mean(histograms: &[u32], width: usize, clusters: usize, labels: &mut Vec<u8>) {
+    let weight = |histogram: &[u32]| -> u64 {
+        histogram.iter().enumerate().map(|(symbol, &count)| symbol as u64 * u64::from(count)).sum()
+    };
+    let mut order: Vec<(u64, usize)> =
+        histograms.chunks_exact(width).map(weight).zip(0..).collect();
+    order.sort_unstable();
+    labels.clear();
+    labels.resize(order.len(), 0);
+    for (rank, (_, channel)) in order.iter().enumerate() {
+        labels[*channel] = (rank * clusters / order.len()) as u8;
+    }
+}
+
+/// Bits of each symbol under each cluster.
+#[inline(always)]
+fn costs_of(histograms: &[u32], labels: &[u8], costs: &mut [[f32; CLUSTERS_MAX]]) {
+    costs.fill([PRIOR; CLUSTERS_MAX]);
+    for (histogram, label) in histograms.chunks_exact(costs.len()).zip(labels) {
+        for (cost, &count) in costs.iter_mut().zip(histogram) {
+            cost[usize::from(*label)] += count as f32;
+        }
+    }
+    let mut totals = [0f32; CLUSTERS_MAX];
+    for cost in &*costs {
+        totals.iter_mut().zip(cost).for_each(|(total, cost)| *total += cost);
+    }
+    let totals = totals.map(log2);
+    for cost in costs {
+        cost.iter_mut().zip(&totals).for_each(|(cost, total)| *cost = total - log2(*cost));
+    }
+}
+
+#[inline(always)]
+fn cheapest(histogram: &[u32], costs: &[[f32; CLUSTERS_MAX]], clusters: usize) -> u8 {
+    let mut sums = [0f32; CLUSTERS_MAX];
+    for (cost, &count) in costs.iter().zip(histogram) {
+        if count > 0 {
+            let count = count as f32;
+            sums.iter_mut().zip(cost).for_each(|(sum, cost)| *sum += count * cost);
+        }
+    }
+    let mut best = 0;
+    for cluster in 1..clusters {
+        if sums[cluster] < sums[best] {
+            best = cluster;
+        }
+    }
+    best as u8
+}
+
+/// Close the gaps empty clusters leave.
+fn drop_empty(labels: &mut [u8]) -> usize {
+    let mut used = [false; CLUSTERS_MAX];
+    labels.iter().for_each(|label| used[usize::from(*label)] = true);
+    let mut names = [0u8; CLUSTERS_MAX];
+    let mut count = 0;
+    for (name, _) in names.iter_mut().zip(used).filter(|(_, used)| *used) {
+        *name = count;
+        count += 1;
+    }
+    labels.iter_mut().for_each(|label| *label = names[usize::from(*label)]);
+    usize::from(count)
+}
+
+/// Base-2 logarithm of a positive normal number to about 0.01.
+#[inline(always)]
+fn log2(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let exponent = (bits >> 23) as i32 - 127;
+    let mantissa = f32::from_bits(bits & 0x7F_FFFF | 0x3F80_0000) - 1.0;
+    exponent as f32 + mantissa * (1.3465 - 0.3465 * mantissa)
+}

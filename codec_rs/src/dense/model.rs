@@ -1,0 +1,209 @@
+//! What a plane's symbols are coded with: offset, lags, labels and codes.
+//!
+//! Stored, the model is a byte for the offset, one for the number of clusters (with [`LAGGED`] when
+//! any channel has a lag), a bit string with each channel's label and lag, and the codes.
+
+use super::bits::{BitString, BitWriter};
+use super::cluster::{CLUSTERS_MAX, fit};
+use super::huffman::Tree;
+use crate::error::CodecError;
+use crate::isa::{Isa, per_isa};
+use crate::masked::Masked;
+
+/// Flag in the byte that counts clusters.
+const LAGGED: u8 = 0x80;
+/// Furthest token before that a sign is compared to.
+const LAG_MAX: usize = 3;
+const LAG_BITS: usize = 2;
+/// Symbols that pay for one more cluster's code.
+const SYMBOLS_PER_CLUSTER: usize = 3072;
+const DAMAGED: CodecError = CodecError::Damaged("dense model");
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) offset: u8,
+    pub(super) lags: Vec<u8>,
+    pub(super) labels: Vec<u8>,
+    pub(super) trees: Vec<Tree>,
+}
+
+impl Model {
+    /// The model of a plane whose signs have had their lags applied.
+    pub(super) fn fit(
+        isa: Isa,
+        offset: u8,
+        lags: Vec<u8>,
+        symbols: &[u8],
+        histograms: &mut Vec<u32>,
+    ) -> Self {
+        let channels = lags.len();
+        let width = symbols.iter().copied().max().map_or(1, |symbol| usize::from(symbol) + 1);
+        histograms.clear();
+        histograms.resize(channels * width, 0);
+        for token in symbols.chunks_exact(channels) {
+            for (histogram, symbol) in histograms.chunks_exact_mut(width).zip(token) {
+                histogram[usize::from(*symbol)] += 1;
+            }
+        }
+        let clusters = (symbols.len() / SYMBOLS_PER_CLUSTER).clamp(1, CLUSTERS_MAX.min(channels));
+        let (labels, clusters) = cluster_channels(isa, histograms, width, clusters);
+        let mut counts = vec![0u32; clusters * width];
+        for (histogram, label) in histograms.chunks_exact(width).zip(&labels) {
+            let sums = &mut counts[usize::from(*label) * width..][..width];
+            sums.iter_mut().zip(histogram).for_each(|(sum, count)| *sum += count);
+        }
+        let trees = counts.chunks_exact(width).map(Tree::fit).collect();
+        Self { offset, lags, labels, trees }
+    }
+
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        let lagged = self.lags.iter().any(|lag| *lag > 0);
+        let flag = if lagged { LAGGED } else { 0 };
+        out.extend([self.offset, self.trees.len() as u8 | flag]);
+        let mut bits = BitWriter::default();
+        let label_bits = label_bits(self.trees.len());
+        for (label, lag) in self.labels.iter().zip(&self.lags) {
+            bits.put(u64::from(*label), label_bits);
+            if lagged {
+                bits.put(u64::from(*lag), LAG_BITS);
+            }
+        }
+        bits.write(out);
+        self.trees.iter().for_each(|tree| tree.write(out));
+    }
+
+    /// Inverse of `write`; takes what it reads off `bytes`.
+    pub(super) fn parse(bytes: &mut &[u8], channels: usize) -> Result<Self, CodecError> {
+        let (&[offset, clusters], rest) = bytes.split_first_chunk().ok_or(DAMAGED)?;
+        let (lagged, clusters) = (clusters & LAGGED != 0, usize::from(clusters & !LAGGED));
+        if clusters == 0 || clusters > CLUSTERS_MAX {
+            return Err(DAMAGED);
+        }
+        let lag_bits = if lagged { LAG_BITS } else { 0 };
+        let each = label_bits(clusters) + lag_bits;
+        let (packed, rest) = rest.split_at_checked((channels * each).div_ceil(8)).ok_or(DAMAGED)?;
+        let mut bits = BitString::default();
+        bits.load(packed);
+        let field = |channel: usize, at: usize, width: usize| {
+            (bits.word(channel * each + at) & ((1 << width) - 1)) as u8
+        };
+        let labels: Vec<u8> = (0..channels).map(|c| field(c, 0, label_bits(clusters))).collect();
+        let lags = (0..channels).map(|c| field(c, label_bits(clusters), lag_bits)).collect();
+        *bytes = rest;
+        let trees: Vec<Tree> =
+            (0..clusters).map(|_| Tree::parse(bytes)).collect::<Result<_, _>>()?;
+        // Each cluster has a channel, or the tree over channels would have a hole.
+        if (0..clusters).all(|cluster| labels.contains(&(cluster as u8)))
+            && labels.iter().all(|label| usize::from(*label) < clusters)
+        {
+            Ok(Self { offset, lags, labels, trees })
+        } else {
+            Err(DAMAGED)
+        }
+    }
+}
+
+/// Bits of a label.
+fn label_bits(clusters: usize) -> usize {
+    clusters.next_power_of_two().trailing_zeros() as usize
+}
+
+per_isa! {
+    /// Labels of the channels, and how many clusters they use.
+    fn cluster_channels(histograms: &[u32], width: usize, clusters: usize) -> (Vec<u8>, usize)
+        = cluster_channels_on
+}
+
+#[inline(always)]
+unsafe fn cluster_channels_on<K: Masked>(
+    histograms: &[u32],
+    width: usize,
+    clusters: usize,
+) -> (Vec<u8>, usize) {
+    let mut labels = Vec::new();
+    let clusters = fit(histograms, width, clusters, &mut labels);
+    (labels, clusters)
+}
+
+per_isa! {
+    /// For each channel, the lag that leaves its signs most one-sided; 0 for none.
+    pub(super) fn choose_lags(symbols: &[u8], channels: usize) -> Vec<u8> = choose_lags_on
+}
+
+#[inline(always)]
+unsafe fn choose_lags_on<K: Masked>(symbols: &[u8], channels: usize) -> Vec<u8> {
+    // Counters have 16 bits: a longer plane's first tokens stand for it.
+    let tokens = (symbols.len() / channels).min(usize::from(u16::MAX));
+    let row = |token: usize| &symbols[token * channels..][..channels];
+    let none = vec![0; channels];
+    let minority = |lag: usize| -> Vec<u16> {
+        let mut ones = vec![0u16; channels];
+        for token in lag..tokens {
+            let before = if lag == 0 { &none[..] } else { row(token - lag) };
+            for ((ones, now), before) in ones.iter_mut().zip(row(token)).zip(before) {
+                *ones += u16::from((now ^ before) & 1);
+            }
+        }
+        let all = (tokens - lag) as u16;
+        ones.into_iter().map(|ones| ones.min(all - ones)).collect()
+    };
+    let mut lags = vec![0; channels];
+    let mut best = minority(0);
+    for lag in 1..=LAG_MAX.min(tokens - 1) {
+        let of_lag = minority(lag);
+        for ((best, lags), of_lag) in best.iter_mut().zip(&mut lags).zip(of_lag) {
+            if of_lag < *best {
+                (*best, *lags) = (of_lag, lag as u8);
+            }
+        }
+    }
+    lags
+}
+
+per_isa! {
+    /// Replace each sign by its change since the channel's lag.
+    pub(super) fn apply_lags(symbols: &mut [u8], lags: &[u8]) = apply_lags_on
+}
+
+#[inline(always)]
+unsafe fn apply_lags_on<K: Masked>(symbols: &mut [u8], lags: &[u8]) {
+    let masks = lag_masks(lags);
+    for token in (1..symbols.len() / lags.len()).rev() {
+        add_changes(symbols, token, &masks);
+    }
+}
+
+per_isa! {
+    /// Inverse of `apply_lags`.
+    pub(super) fn undo_lags(symbols: &mut [u8], lags: &[u8]) = undo_lags_on
+}
+
+#[inline(always)]
+unsafe fn undo_lags_on<K: Masked>(symbols: &mut [u8], lags: &[u8]) {
+    let masks = lag_masks(lags);
+    for token in 1..symbols.len() / lags.len() {
+        add_changes(symbols, token, &masks);
+    }
+}
+
+/// 1 for the channels of each lag; none for a lag no channel has.
+fn lag_masks(lags: &[u8]) -> [Vec<u8>; LAG_MAX] {
+    std::array::from_fn(|at| {
+        let mask: Vec<u8> = lags.iter().map(|lag| u8::from(usize::from(*lag) == at + 1)).collect();
+        if mask.contains(&1) { mask } else { Vec::new() }
+    })
+}
+
+/// Flip a token's signs where those of the token `lag` before are set.
+#[inline(always)]
+fn add_changes(symbols: &mut [u8], token: usize, masks: &[Vec<u8>; LAG_MAX]) {
+    for (mask, lag) in masks.iter().zip(1..=token) {
+        let channels = mask.len();
+        let (earlier, later) = symbols.split_at_mut(token * channels);
+        let before = &earlier[(token - lag) * channels..];
+        for ((now, before), mask) in later.iter_mut().zip(before).zip(mask) {
+            *now ^= before & mask;
+        }
+    }
+}
