@@ -1,0 +1,95 @@
+"""Writes the README's measured tables from `build/*.json`, between its two markers.
+
+Run by `make figures`, after `make demo` and `make bench`. Figures come from those files alone: one
+that is missing is an error, so that the README never shows what this version has not measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+
+
+def load(name: str) -> dict[str, Any]:
+    """One of the files in `build/`."""
+    path = ROOT / "build" / name
+    if not path.exists():
+        sys.exit(f"{path} is missing: run `make demo EXIT=1` and `make bench` first")
+    return json.loads(path.read_text("utf-8"))
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """A Markdown table."""
+    lines = [head, ("---",) * len(head), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def demo(result: dict[str, Any]) -> list[str]:
+    """First tokens of the demonstration."""
+    cold = result["cold_ttft_s"]
+    rows = [("computed", f"{cold:.2f} s", "")]
+    for name, key in (("same replica", "same"), ("other replica, from the store", "other")):
+        warm = result[f"warm_ttft_{key}_replica_s"]
+        rows.append((name, f"{warm:.2f} s", f"{cold / warm:.0f} times"))
+    head = (f"{result['prompt_tokens']:,} tokens over HTTP", "first token", "faster")
+    return table(head, rows)
+
+
+def engine(result: dict[str, Any]) -> list[str]:
+    """Speed beside transformers in the same run."""
+    rows = [
+        (f"prefill, {row['tokens']:,} tokens", row["ours_tok_s"], row["generate_tok_s"])
+        for row in result["prefill"]
+    ]
+    rows += [
+        (f"decode, batch {row['batch']}", row["ours_tok_s"], row["generate_tok_s"])
+        for row in result["decode"]
+    ]
+    head = (f"engine ({result['backend']}), tokens/s", "ours", "`generate`")
+    return table(head, [(name, f"{ours:,.0f}", f"{theirs:,.0f}") for name, ours, theirs in rows])
+
+
+def store(result: dict[str, Any]) -> list[str]:
+    """Reads and writes beside Ray's object store in the same run."""
+    rows = [
+        (
+            f"read {row['bytes'] / 2**20:g} MiB, verified",
+            f"{row['ours_gb_s']:.1f}",
+            f"{row['ray_get_copy_gb_s']:.1f}",
+        )
+        for row in result["read_into"]
+        if row["codec"] == "none" and row["bytes"] >= 1 << 20
+    ]
+    rows += [
+        (
+            f"put {row['bytes'] / 2**20:g} MiB",
+            f"{row['ours_gb_s']:.1f}",
+            f"{row['ray_put_gb_s']:.1f}",
+        )
+        for row in result["put"]
+        if row["bytes"] >= 1 << 20
+    ]
+    return table(("store, GB/s", "ours", "Ray's object store"), rows)
+
+
+def main() -> None:
+    """Rewrite the section."""
+    measured = load("bench-engine.json")
+    machine = measured["machine"]
+    where = f"Measured on {machine['cores']} cores of {machine['cpu']}, {measured['version']}"
+    lines = [f"{where}, by `make demo` and `make bench`.", ""]
+    lines += [*demo(load("demo.json")), ""]
+    lines += [*engine(measured), "", *store(load("bench-store.json"))]
+    readme = ROOT / "README.md"
+    before, rest = readme.read_text("utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    readme.write_text("\n".join([before + BEGIN, *lines, END + after]), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
