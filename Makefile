@@ -92,5 +92,5 @@ $(STAMPS)/extension: pyproject.toml $(RUST_SOURCES) | $(STAMPS)/tools
 	@echo "torch. What it does right now: tail -f build/setup.log"
 	@mkdir -p build
 	@VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop --release --extras serve,dev \
-	  > build/setup.log 2>&1 || { cat build/setup.log; exit 1; }
+	  > build/setup.log 2>&1 || { tail -40 build/setup.log; exit 1; }
 	@touch $@
