@@ -192,9 +192,9 @@ impl State {
 
     fn finish(&self) -> u64 {
         let mut hash = (self.len as u64).wrapping_mul(PRIME64);
-        for pair in 0..LANES / 2 {
-            let left = self.lanes[2 * pair] ^ KEYS[pair][0];
-            let right = self.lanes[2 * pair + 1] ^ KEYS[pair][1];
+        for (pair, keys) in self.lanes.chunks_exact(2).zip(&KEYS) {
+            let left = pair[0] ^ keys[0];
+            let right = pair[1] ^ keys[1];
             let product = u128::from(left) * u128::from(right);
             hash = hash.wrapping_add(product as u64 ^ (product >> 64) as u64);
         }
