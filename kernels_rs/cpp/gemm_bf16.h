@@ -9,6 +9,7 @@
 namespace {
 
 constexpr int PASS = 8;
+constexpr int AHEAD = 2048;  // elements
 
 template <int ROWS>
 inline void multiply_rows(const uint16_t *a, int64_t lda, const uint16_t *weights, int k, float *c,
@@ -18,6 +19,10 @@ inline void multiply_rows(const uint16_t *a, int64_t lda, const uint16_t *weight
   for (int i = 0; i < k; i += 2) {
     // A 32 x 32 square holds two tiles of [16 pairs][16 columns][2].
     const uint16_t *w = weights + i / 32 * 1024 + i % 32 * 16;
+    if (ROWS < PASS) {  // few rows: the weights come from memory
+      __builtin_prefetch(w + AHEAD);
+      __builtin_prefetch(w + AHEAD + 512);
+    }
     const __m512bh left = (__m512bh)_mm512_loadu_si512(w);
     const __m512bh right = (__m512bh)_mm512_loadu_si512(w + 512);
     for (int r = 0; r < ROWS; r++) {
@@ -34,12 +39,6 @@ inline void multiply_rows(const uint16_t *a, int64_t lda, const uint16_t *weight
   }
 }
 
-inline void multiply(const uint16_t *a, int64_t lda, int rows, const uint16_t *weights, int k,
-                     float *c, int64_t ldc) {
-  int r = 0;
-  for (; r + PASS <= rows; r += PASS)
-    multiply_rows<PASS>(a + r * lda, lda, weights, k, c + r * ldc, ldc);
-  for (; r < rows; r++) multiply_rows<1>(a + r * lda, lda, weights, k, c + r * ldc, ldc);
-}
-
 }  // namespace
+
+#include "rows.h"

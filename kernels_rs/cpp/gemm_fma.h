@@ -14,6 +14,7 @@ constexpr int PASS = 8;
 #else
 constexpr int PASS = 2;
 #endif
+constexpr int AHEAD = 2048;  // elements
 
 inline float low_half(uint32_t pair) {
   pair <<= 16;
@@ -36,6 +37,10 @@ inline void multiply_rows(const uint16_t *a, int64_t lda, const uint16_t *weight
   for (int i = 0; i < k; i += 2) {
     // A 32 x 32 square holds two tiles of [16 pairs][16 columns][2].
     const uint16_t *w = weights + i / 32 * 1024 + i % 32 * 16;
+    if (ROWS < PASS) {  // few rows: the weights come from memory
+      __builtin_prefetch(w + AHEAD);
+      __builtin_prefetch(w + AHEAD + 512);
+    }
     const Pairs left = load_pairs(w), right = load_pairs(w + 512);
     for (int r = 0; r < ROWS; r++) {
       uint32_t pair;
@@ -51,12 +56,6 @@ inline void multiply_rows(const uint16_t *a, int64_t lda, const uint16_t *weight
   }
 }
 
-inline void multiply(const uint16_t *a, int64_t lda, int rows, const uint16_t *weights, int k,
-                     float *c, int64_t ldc) {
-  int r = 0;
-  for (; r + PASS <= rows; r += PASS)
-    multiply_rows<PASS>(a + r * lda, lda, weights, k, c + r * ldc, ldc);
-  for (; r < rows; r++) multiply_rows<1>(a + r * lda, lda, weights, k, c + r * ldc, ldc);
-}
-
 }  // namespace
+
+#include "rows.h"

@@ -1,7 +1,7 @@
 //! A Llama-family model's shapes and weights, packed once for the kernels.
 //!
-//! Owns: the packed matrices; norms, biases and rotation tables, as floats; the KV pool's memory. A tied embedding is read out of the packed output matrix,
-//! so no weight is held twice.
+//! Owns: the packed matrices; norms, biases and rotation tables, as floats; the KV pool's memory.
+//! A tied embedding is read out of the packed output matrix, so no weight is held twice.
 //! Invariants: a `Model` has every weight it needs and never changes; a pool's blocks are zero
 //! until a forward, or a load, writes them.
 //! Fails: with [`Error::Invalid`](crate::Error) for shapes that the kernels do not take.

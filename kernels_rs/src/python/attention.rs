@@ -75,7 +75,8 @@ impl PagedAttention {
     }
 
     /// One query row for each sequence; see `_store.pyi`.
-    #[pyo3(signature = (*, query, out, pool, k_offset, v_offset, tables, table_width, lengths, rows))]
+    #[pyo3(signature = (*, query, out, pool, k_offset, v_offset, tables, table_width, lengths,
+                        rows))]
     #[allow(clippy::too_many_arguments)]
     fn decode(
         &self,
