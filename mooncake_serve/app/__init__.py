@@ -13,9 +13,10 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from mooncake_serve.app.ingress import Ingress
-from mooncake_serve.app.machine import check_machine
+from mooncake_serve.app.terminal import end_serve_run
+from mooncake_serve.app.validate import validate
 from mooncake_serve.config import AppConfig, load_app_config
-from mooncake_serve.models import resolve_model
+from mooncake_serve.errors import MooncakeError
 from mooncake_serve.replica import ModelReplica
 from mooncake_serve.router.request_router import PlannedRouter
 
@@ -26,9 +27,12 @@ HEALTH_TIMEOUT_S = 30
 
 def build(args: dict[str, Any]) -> serve.Application:
     """The application described by `args` (see `AppConfig`). Raises ConfigError or ModelError."""
-    config = load_app_config(args)
-    check_machine(config)
-    resolve_model(config.model)
+    try:
+        config = load_app_config(args)
+        validate(config, weights=True)
+    except MooncakeError as err:
+        end_serve_run(err)
+        raise
     settings = config.model_dump(mode="json")
     model = _model_deployment(config).bind(settings)
     return _ingress_deployment().bind(settings, model)

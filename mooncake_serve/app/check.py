@@ -11,11 +11,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from mooncake_serve.app.machine import check_machine
-from mooncake_serve.config import AppConfig, StoreSettings, load_app_config
+from mooncake_serve.app.validate import validate
+from mooncake_serve.config import StoreSettings, load_app_config
 from mooncake_serve.errors import ConfigError, MooncakeError
-from mooncake_serve.models import load_tokenizer, resolve_model
-from mooncake_serve.models.inspect import check_config
 
 IMPORT_PATH = "mooncake_serve.app:build"
 
@@ -87,17 +85,7 @@ def _application_findings(raw: dict[str, Any]) -> list[str]:
     for app in ours:
         try:
             config = load_app_config(app.get("args") or {})
-            check_machine(config)
-            _check_model(config)
+            validate(config, weights=False)
         except MooncakeError as err:
             findings.append(f"{app.get('name', 'default')}: {err}")
     return findings
-
-
-def _check_model(config: AppConfig) -> None:
-    """The model is here or can be fetched, has a tokenizer, and is of a kind we can serve."""
-    from transformers import AutoConfig
-
-    load_tokenizer(config.model)
-    folder = resolve_model(config.model, weights=False)
-    check_config(AutoConfig.from_pretrained(folder, local_files_only=True))

@@ -1,52 +1,63 @@
-"""`serve run`, but a bad configuration ends it.
+"""`serve run`, but an application that cannot be deployed ends it.
 
-Ray's `serve run` submits a config and then sleeps, whatever becomes of it. This watches the
-application: when it cannot be deployed, the reason is printed and the exit status is 1.
+Ray's `serve run` submits a config and then sleeps, whatever becomes of it. Here it runs in the main
+thread of this process, as Ray wrote it, while another thread watches the applications: when one
+cannot be deployed, the reason is printed and the exit status is 1. Ctrl-C and SIGTERM mean what
+they mean to `serve run`.
 """
 
 from __future__ import annotations
 
-import logging
 import signal
-import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatusOverview
+from ray.serve.scripts import cli
 
 POLL_S = 1.0
-STOP_TIMEOUT_S = 90.0
 
 
 def run(config: Path) -> int:
     """Run the applications of `config` until Ctrl-C or until one fails to deploy: exit status."""
-    process = subprocess.Popen([str(Path(sys.executable).with_name("serve")), "run", str(config)])
+    # A shell script's background jobs ignore Ctrl-C, and then nothing could end this one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    failures: list[str] = []
+    threading.Thread(target=_watch, args=(failures,), name="deployments", daemon=True).start()
     try:
-        failure = _watch(process)
-    except KeyboardInterrupt:
-        # The terminal sent Ctrl-C to Serve as well: it is shutting down already.
-        failure = None
-    if failure is not None:
+        cli.main(["run", str(config)], standalone_mode=False)
+    except SystemExit:
+        if not failures:
+            raise
+    for failure in failures:
         print(f"mooncake-serve: {failure}", file=sys.stderr)
-        process.send_signal(signal.SIGINT)
-    process.wait(STOP_TIMEOUT_S)
-    return 1 if failure is not None else process.returncode
+    return 1 if failures else 0
 
 
-def _watch(process: subprocess.Popen[bytes]) -> str | None:
-    """Wait for the server's end, or for an application that failed to deploy: its message."""
-    while process.poll() is None:
+def _watch(failures: list[str]) -> None:
+    """Until everything runs, interrupt the main thread when an application fails to deploy."""
+    while True:
         time.sleep(POLL_S)
-        try:
-            if not ray.is_initialized():
-                ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-            applications = serve.status().applications
-        except (ConnectionError, RayError, RuntimeError):
-            continue
+        applications = _applications()
         for name, application in applications.items():
             if application.status == "DEPLOY_FAILED":
-                return f"{name} was not deployed: {application.message}"
-    return None
+                failures.append(f"{name} was not deployed: {application.message}")
+        if failures:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if failures or "RUNNING" in {one.status for one in applications.values()}:
+            return
+
+
+def _applications() -> dict[str, ApplicationStatusOverview]:
+    if not ray.is_initialized():  # Asking for the status would start a Ray.
+        return {}
+    try:
+        return serve.status().applications
+    except (RayError, RayServeException):
+        return {}
