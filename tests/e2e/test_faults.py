@@ -114,6 +114,7 @@ def stream(app: App, prompt: str, started: threading.Event) -> str | None:
     return "".join(parts)
 
 
+@pytest.mark.slow
 def test_a_replica_is_killed_while_it_answers(app: App) -> None:
     prompts = [f"{uuid.uuid4()} {WORDS}" for _ in range(6)]
     started = [threading.Event() for _ in prompts]
@@ -134,6 +135,7 @@ def test_a_replica_is_killed_while_it_answers(app: App) -> None:
     eventually(lambda: warm_again(app))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_client_that_leaves_frees_its_place(app: App, streamed: bool) -> None:
     body = {"model": MODEL, "prompt": WORDS, "max_tokens": LONG_ANSWER, "stream": streamed}
