@@ -61,7 +61,7 @@ def save_tiny_model(folder: Path) -> Path:
     from tests.engine.support import tiny_config
 
     torch.manual_seed(11)
-    model = AutoModelForCausalLM.from_config(tiny_config("llama"), dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(tiny_config("llama", head_dim=64), dtype=torch.bfloat16)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -173,7 +173,7 @@ class Cluster:
         base: dict[str, dict[str, Any]] = {
             "model": {"id": str(self.model), "name": MODEL},
             "engine": {
-                "backend": "torch",
+                "backend": "auto",
                 "threads": 1,
                 "block_tokens": BLOCK_TOKENS,
                 "pool": "64MiB",
