@@ -61,7 +61,8 @@ def save_tiny_model(folder: Path) -> Path:
     from tests.engine.support import tiny_config
 
     torch.manual_seed(11)
-    model = AutoModelForCausalLM.from_config(tiny_config("llama", head_dim=64), dtype=torch.bfloat16)
+    config = tiny_config("llama", head_dim=64)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
