@@ -61,13 +61,16 @@ impl BitString {
     }
 
     /// A string that repeats `pattern` (not empty), so that a word can be read from any place in it.
-    pub(super) fn repeating(pattern: &[bool]) -> Self {
-        let len = pattern.len() * 64usize.div_ceil(pattern.len());
-        let mut words = vec![0; (len + 64).div_ceil(64) + 1];
-        for (at, bit) in pattern.iter().cycle().take(len + 64).enumerate() {
-            words[at / 64] |= u64::from(*bit) << (at % 64);
+    pub(super) fn repeating(pattern: &BitWriter) -> Self {
+        let copies = 64usize.div_ceil(pattern.len);
+        let mut bits = BitWriter::default();
+        for _ in 0..2 * copies {
+            for (word, at) in pattern.words.iter().zip((0..pattern.len).step_by(64)) {
+                bits.put(*word, 64.min(pattern.len - at));
+            }
         }
-        Self { words, len }
+        bits.words.push(0);
+        Self { words: bits.words, len: pattern.len * copies }
     }
 
     /// Bits in the string.

@@ -4,6 +4,8 @@
 //! cluster's distribution. All arithmetic is elementwise in `f32`, in a fixed order, so an encoder
 //! gives the same bytes on every instruction set.
 
+use std::ops::Range;
+
 /// Most clusters of a plane.
 pub(super) const CLUSTERS_MAX: usize = 16;
 const ROUNDS: usize = 5;
@@ -20,12 +22,14 @@ pub(super) fn fit(
     labels: &mut Vec<u8>,
 ) -> usize {
     by_mean(histograms, width, clusters, labels);
+    let ranges: Vec<Range<usize>> = histograms.chunks_exact(width).map(range).collect();
     let mut costs = vec![[0f32; CLUSTERS_MAX]; width];
     for _ in 0..ROUNDS {
         costs_of(histograms, labels, &mut costs);
         let mut changed = false;
-        for (histogram, label) in histograms.chunks_exact(width).zip(labels.iter_mut()) {
-            let best = cheapest(histogram, &costs, clusters);
+        let channels = histograms.chunks_exact(width).zip(&ranges).zip(labels.iter_mut());
+        for ((histogram, range), label) in channels {
+            let best = cheapest(&histogram[range.clone()], &costs[range.clone()], clusters);
             changed |= *label != best;
             *label = best;
         }
@@ -34,6 +38,13 @@ pub(super) fn fit(
         }
     }
     drop_empty(labels)
+}
+
+/// The symbols that occur.
+fn range(histogram: &[u32]) -> Range<usize> {
+    let first = histogram.iter().position(|count| *count > 0).unwrap_or(0);
+    let last = histogram.iter().rposition(|count| *count > 0).unwrap_or(0);
+    first..last + 1
 }
 
 /// Start: as many channels in each cluster, ordered by their mean symbol.
@@ -54,19 +65,28 @@ fn by_mean(histograms: &[u32], width: usize, clusters: usize, labels: &mut Vec<u
 /// Bits of each symbol under each cluster.
 #[inline(always)]
 fn costs_of(histograms: &[u32], labels: &[u8], costs: &mut [[f32; CLUSTERS_MAX]]) {
-    costs.fill([PRIOR; CLUSTERS_MAX]);
-    for (histogram, label) in histograms.chunks_exact(costs.len()).zip(labels) {
-        for (cost, &count) in costs.iter_mut().zip(histogram) {
-            cost[usize::from(*label)] += count as f32;
+    let width = costs.len();
+    let mut counts = vec![PRIOR; CLUSTERS_MAX * width];
+    for (histogram, label) in histograms.chunks_exact(width).zip(labels) {
+        let sums = &mut counts[usize::from(*label) * width..][..width];
+        for (sum, &count) in sums.iter_mut().zip(histogram) {
+            *sum += count as f32;
         }
     }
     let mut totals = [0f32; CLUSTERS_MAX];
-    for cost in &*costs {
-        totals.iter_mut().zip(cost).for_each(|(total, cost)| *total += cost);
+    for (symbol, cost) in costs.iter_mut().enumerate() {
+        for (cluster, (cost, total)) in cost.iter_mut().zip(&mut totals).enumerate() {
+            *cost = counts[cluster * width + symbol];
+            *total += *cost;
+        }
     }
-    let totals = totals.map(log2);
+    for total in &mut totals {
+        *total = log2(*total);
+    }
     for cost in costs {
-        cost.iter_mut().zip(&totals).for_each(|(cost, total)| *cost = total - log2(*cost));
+        for (cost, total) in cost.iter_mut().zip(&totals) {
+            *cost = total - log2(*cost);
+        }
     }
 }
 
@@ -74,9 +94,9 @@ fn costs_of(histograms: &[u32], labels: &[u8], costs: &mut [[f32; CLUSTERS_MAX]]
 fn cheapest(histogram: &[u32], costs: &[[f32; CLUSTERS_MAX]], clusters: usize) -> u8 {
     let mut sums = [0f32; CLUSTERS_MAX];
     for (cost, &count) in costs.iter().zip(histogram) {
-        if count > 0 {
-            let count = count as f32;
-            sums.iter_mut().zip(cost).for_each(|(sum, cost)| *sum += count * cost);
+        let count = count as f32;
+        for (sum, cost) in sums.iter_mut().zip(cost) {
+            *sum += count * cost;
         }
     }
     let mut best = 0;

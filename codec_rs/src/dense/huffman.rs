@@ -11,91 +11,65 @@ pub(super) const LENGTH_MAX: u32 = 15;
 const DAMAGED: CodecError = CodecError::Damaged("dense code table");
 
 /// The leaves of a tree, from left to right.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Clone)]
 pub(super) struct Tree {
-    symbols: Vec<u8>,
+    len: usize,
+    symbols: [u8; 256],
     /// Path of each leaf, first turn in the highest bit.
-    codes: Vec<u16>,
-    lengths: Vec<u8>,
+    codes: [u16; 256],
 }
 
 impl Tree {
     /// The best code for symbols that occur `counts[symbol]` times, at least one of them.
-    pub(super) fn fit(counts: &[u32]) -> Self {
+    pub(super) fn fit(counts: &[u32]) -> (Self, Lengths) {
         let mut leaves: Vec<(u32, u8)> = (0..=u8::MAX)
             .zip(counts)
             .filter_map(|(symbol, &count)| (count > 0).then_some((count, symbol)))
             .collect();
         loop {
             leaves.sort_unstable();
-            let lengths = code_lengths(&leaves);
-            if lengths.iter().all(|&length| u32::from(length) <= LENGTH_MAX) {
-                let pairs = leaves.iter().zip(&lengths).map(|(leaf, length)| (*length, leaf.1));
-                return Self::canonical(pairs.collect());
+            let found = code_lengths(&leaves);
+            if found.iter().all(|&length| u32::from(length) <= LENGTH_MAX) {
+                let lengths = Lengths::new(leaves.iter().map(|leaf| leaf.1).zip(found));
+                return (Self::new(&lengths), lengths);
             }
             // Flatter counts give shorter codes; equal ones need eight bits at most.
             leaves.iter_mut().for_each(|leaf| leaf.0 = leaf.0.div_ceil(2));
         }
     }
 
-    fn canonical(mut pairs: Vec<(u8, u8)>) -> Self {
-        pairs.sort_unstable();
-        let mut tree = Self::default();
-        let mut code: u32 = 0;
-        for (length, symbol) in pairs {
-            tree.symbols.push(symbol);
-            tree.lengths.push(length);
-            tree.codes.push(code as u16);
-            code += 1 << (16 - u32::from(length));
+    /// The canonical tree of these lengths.
+    fn new(lengths: &Lengths) -> Self {
+        let coded = || (lengths.first..).zip(&lengths.each).filter(|(_, length)| **length > 0);
+        let mut tree = Self { len: 1, symbols: [lengths.first; 256], codes: [0; 256] };
+        if lengths.each.is_empty() {
+            return tree;
+        }
+        let mut starts = [0; LENGTH_MAX as usize + 2];
+        coded().for_each(|(_, length)| starts[usize::from(*length) + 1] += 1);
+        for at in 1..starts.len() {
+            starts[at] += starts[at - 1];
+        }
+        tree.len = starts[LENGTH_MAX as usize + 1];
+        let (mut code, mut leaf) = (0u32, 0);
+        for length in 1..=LENGTH_MAX {
+            while leaf < starts[length as usize + 1] {
+                tree.codes[leaf] = code as u16;
+                code += 1 << (16 - length);
+                leaf += 1;
+            }
+        }
+        for (symbol, length) in coded() {
+            let leaf = &mut starts[usize::from(*length)];
+            tree.symbols[*leaf] = symbol;
+            *leaf += 1;
         }
         tree
     }
 
-    /// Append the first symbol, the last, and between them a length for each, 0 for none.
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
-        let first = self.symbols.iter().copied().min().unwrap_or(0);
-        let last = self.symbols.iter().copied().max().unwrap_or(0);
-        out.extend([first, last]);
-        if first == last {
-            return;
-        }
-        let mut lengths = [0u8; 256];
-        for (symbol, length) in self.symbols.iter().zip(&self.lengths) {
-            lengths[usize::from(symbol - first)] = *length;
-        }
-        let used = usize::from(last - first) + 1;
-        out.extend(
-            lengths[..used.next_multiple_of(2)].chunks(2).map(|pair| pair[0] | pair[1] << 4),
-        );
-    }
-
-    /// Inverse of `write`; takes what it reads off `bytes`.
-    pub(super) fn parse(bytes: &mut &[u8]) -> Result<Self, CodecError> {
-        let (&[first, last], rest) = bytes.split_first_chunk().ok_or(DAMAGED)?;
-        if last <= first {
-            *bytes = rest;
-            return if first == last {
-                Ok(Self::canonical(vec![(0, first)]))
-            } else {
-                Err(DAMAGED)
-            };
-        }
-        let packed = (usize::from(last - first) + 1).div_ceil(2);
-        let (lengths, rest) = rest.split_at_checked(packed).ok_or(DAMAGED)?;
-        *bytes = rest;
-        let pairs: Vec<(u8, u8)> = (first..=last)
-            .zip(lengths.iter().flat_map(|pair| [pair & 15, pair >> 4]))
-            .filter_map(|(symbol, length)| (length > 0).then_some((length, symbol)))
-            .collect();
-        // Kraft: a tree without holes, so that every node has two sides.
-        let space: u32 =
-            pairs.iter().map(|(length, _)| 1 << (LENGTH_MAX - u32::from(*length))).sum();
-        if space != 1 << LENGTH_MAX { Err(DAMAGED) } else { Ok(Self::canonical(pairs)) }
-    }
-
     /// Number of leaves.
     pub(super) fn len(&self) -> usize {
-        self.symbols.len()
+        self.len
     }
 
     /// Symbol of a leaf.
@@ -106,7 +80,7 @@ impl Tree {
     /// Leaf of each symbol that has one.
     pub(super) fn leaves(&self) -> [u8; 256] {
         let mut leaves = [0; 256];
-        for (leaf, symbol) in self.symbols.iter().enumerate() {
+        for (leaf, symbol) in self.symbols[..self.len].iter().enumerate() {
             leaves[usize::from(*symbol)] = leaf as u8;
         }
         leaves
@@ -116,6 +90,53 @@ impl Tree {
     pub(super) fn middle(&self, low: usize, high: usize, depth: usize) -> usize {
         let bit = 0x8000 >> depth;
         low + self.codes[low..high].partition_point(|code| code & bit == 0)
+    }
+}
+
+/// Code lengths of the symbols from `first` on, 0 for those that do not occur; none when `first` is
+/// the only symbol.
+#[derive(Debug, Clone)]
+pub(super) struct Lengths {
+    first: u8,
+    each: Vec<u8>,
+}
+
+impl Lengths {
+    fn new(pairs: impl Iterator<Item = (u8, u8)> + Clone) -> Self {
+        let symbols = pairs.clone().map(|pair| pair.0);
+        let (first, last) =
+            symbols.fold((u8::MAX, 0), |(a, b), symbol| (a.min(symbol), b.max(symbol)));
+        let span = usize::from(last - first);
+        let mut each = vec![0; if span > 0 { span + 1 } else { 0 }];
+        if span > 0 {
+            pairs.for_each(|(symbol, length)| each[usize::from(symbol - first)] = length);
+        }
+        Self { first, each }
+    }
+
+    /// Append the first symbol, the last, and the lengths, four bits each.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        let last = usize::from(self.first) + self.each.len().saturating_sub(1);
+        out.extend([self.first, last as u8]);
+        out.extend(self.each.chunks(2).map(|pair| pair[0] | pair.get(1).unwrap_or(&0) << 4));
+    }
+
+    /// Inverse of `write`, as the tree; takes what it reads off `bytes`.
+    pub(super) fn parse(bytes: &mut &[u8]) -> Result<Tree, CodecError> {
+        let (&[first, last], rest) = bytes.split_first_chunk().ok_or(DAMAGED)?;
+        *bytes = rest;
+        if first == last {
+            return Ok(Tree::new(&Self { first, each: Vec::new() }));
+        }
+        let count = usize::from(last).checked_sub(usize::from(first)).ok_or(DAMAGED)? + 1;
+        let (packed, rest) = rest.split_at_checked(count.div_ceil(2)).ok_or(DAMAGED)?;
+        *bytes = rest;
+        let nibbles = packed.iter().flat_map(|pair| [pair & 15, pair >> 4]);
+        let each: Vec<u8> = nibbles.take(count).collect();
+        let used = each.iter().filter(|length| **length > 0);
+        let space: u32 = used.map(|length| 1 << (LENGTH_MAX - u32::from(*length))).sum();
+        // Kraft: a tree without holes, so that every node has two sides.
+        if space != 1 << LENGTH_MAX { Err(DAMAGED) } else { Ok(Tree::new(&Self { first, each })) }
     }
 }
 

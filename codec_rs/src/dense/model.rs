@@ -5,7 +5,7 @@
 
 use super::bits::{BitString, BitWriter};
 use super::cluster::{CLUSTERS_MAX, fit};
-use super::huffman::Tree;
+use super::huffman::{Lengths, Tree};
 use crate::error::CodecError;
 use crate::isa::{Isa, per_isa};
 use crate::masked::Masked;
@@ -26,6 +26,7 @@ pub(super) struct Model {
     pub(super) lags: Vec<u8>,
     pub(super) labels: Vec<u8>,
     pub(super) trees: Vec<Tree>,
+    lengths: Vec<Lengths>,
 }
 
 impl Model {
@@ -53,8 +54,8 @@ impl Model {
             let sums = &mut counts[usize::from(*label) * width..][..width];
             sums.iter_mut().zip(histogram).for_each(|(sum, count)| *sum += count);
         }
-        let trees = counts.chunks_exact(width).map(Tree::fit).collect();
-        Self { offset, lags, labels, trees }
+        let (trees, lengths) = counts.chunks_exact(width).map(Tree::fit).unzip();
+        Self { offset, lags, labels, trees, lengths }
     }
 
     pub(super) fn write(&self, out: &mut Vec<u8>) {
@@ -70,7 +71,7 @@ impl Model {
             }
         }
         bits.write(out);
-        self.trees.iter().for_each(|tree| tree.write(out));
+        self.lengths.iter().for_each(|lengths| lengths.write(out));
     }
 
     /// Inverse of `write`; takes what it reads off `bytes`.
@@ -92,12 +93,12 @@ impl Model {
         let lags = (0..channels).map(|c| field(c, label_bits(clusters), lag_bits)).collect();
         *bytes = rest;
         let trees: Vec<Tree> =
-            (0..clusters).map(|_| Tree::parse(bytes)).collect::<Result<_, _>>()?;
+            (0..clusters).map(|_| Lengths::parse(bytes)).collect::<Result<_, _>>()?;
         // Each cluster has a channel, or the tree over channels would have a hole.
         if (0..clusters).all(|cluster| labels.contains(&(cluster as u8)))
             && labels.iter().all(|label| usize::from(*label) < clusters)
         {
-            Ok(Self { offset, lags, labels, trees })
+            Ok(Self { offset, lags, labels, trees, lengths: Vec::new() })
         } else {
             Err(DAMAGED)
         }
@@ -135,23 +136,11 @@ per_isa! {
 unsafe fn choose_lags_on<K: Masked>(symbols: &[u8], channels: usize) -> Vec<u8> {
     // Counters have 16 bits: a longer plane's first tokens stand for it.
     let tokens = (symbols.len() / channels).min(usize::from(u16::MAX));
-    let row = |token: usize| &symbols[token * channels..][..channels];
-    let none = vec![0; channels];
-    let minority = |lag: usize| -> Vec<u16> {
-        let mut ones = vec![0u16; channels];
-        for token in lag..tokens {
-            let before = if lag == 0 { &none[..] } else { row(token - lag) };
-            for ((ones, now), before) in ones.iter_mut().zip(row(token)).zip(before) {
-                *ones += u16::from((now ^ before) & 1);
-            }
-        }
-        let all = (tokens - lag) as u16;
-        ones.into_iter().map(|ones| ones.min(all - ones)).collect()
-    };
+    let symbols = &symbols[..tokens * channels];
     let mut lags = vec![0; channels];
-    let mut best = minority(0);
+    let mut best = minorities(symbols, &vec![0; symbols.len()], channels);
     for lag in 1..=LAG_MAX.min(tokens - 1) {
-        let of_lag = minority(lag);
+        let of_lag = minorities(&symbols[lag * channels..], symbols, channels);
         for ((best, lags), of_lag) in best.iter_mut().zip(&mut lags).zip(of_lag) {
             if of_lag < *best {
                 (*best, *lags) = (of_lag, lag as u8);
@@ -159,6 +148,20 @@ unsafe fn choose_lags_on<K: Masked>(symbols: &[u8], channels: usize) -> Vec<u8> 
         }
     }
     lags
+}
+
+/// For each channel, how often its signs differ from those `before`, or how often they do not.
+#[inline(always)]
+fn minorities(now: &[u8], before: &[u8], channels: usize) -> Vec<u16> {
+    let mut ones = vec![0u16; channels];
+    for (now, before) in now.chunks_exact(channels).zip(before.chunks_exact(channels)) {
+        for ((ones, now), before) in ones.iter_mut().zip(now).zip(before) {
+            *ones += u16::from((now ^ before) & 1);
+        }
+    }
+    let all = (now.len() / channels) as u16;
+    ones.iter_mut().for_each(|ones| *ones = (*ones).min(all - *ones));
+    ones
 }
 
 per_isa! {
@@ -187,23 +190,29 @@ unsafe fn undo_lags_on<K: Masked>(symbols: &mut [u8], lags: &[u8]) {
     }
 }
 
-/// 1 for the channels of each lag; none for a lag no channel has.
+/// For each lag, 1 for the channels that have it.
 fn lag_masks(lags: &[u8]) -> [Vec<u8>; LAG_MAX] {
-    std::array::from_fn(|at| {
-        let mask: Vec<u8> = lags.iter().map(|lag| u8::from(usize::from(*lag) == at + 1)).collect();
-        if mask.contains(&1) { mask } else { Vec::new() }
-    })
+    std::array::from_fn(|at| lags.iter().map(|lag| u8::from(usize::from(*lag) == at + 1)).collect())
 }
 
 /// Flip a token's signs where those of the token `lag` before are set.
 #[inline(always)]
 fn add_changes(symbols: &mut [u8], token: usize, masks: &[Vec<u8>; LAG_MAX]) {
-    for (mask, lag) in masks.iter().zip(1..=token) {
-        let channels = mask.len();
-        let (earlier, later) = symbols.split_at_mut(token * channels);
-        let before = &earlier[(token - lag) * channels..];
-        for ((now, before), mask) in later.iter_mut().zip(before).zip(mask) {
-            *now ^= before & mask;
+    let channels = masks[0].len();
+    let (earlier, later) = symbols.split_at_mut(token * channels);
+    if token < LAG_MAX {
+        for (mask, lag) in masks.iter().zip(1..=token) {
+            let before = &earlier[(token - lag) * channels..];
+            for ((now, before), mask) in later.iter_mut().zip(before).zip(mask) {
+                *now ^= before & mask;
+            }
         }
+        return;
+    }
+    let before = |lag: usize| earlier[(token - lag) * channels..][..channels].iter();
+    let terms = |lag: usize| before(lag).zip(&masks[lag - 1]).map(|(before, mask)| before & mask);
+    let changes = terms(1).zip(terms(2)).zip(terms(3));
+    for (now, ((first, second), third)) in later.iter_mut().zip(changes) {
+        *now ^= first ^ second ^ third;
     }
 }

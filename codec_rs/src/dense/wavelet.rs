@@ -141,9 +141,19 @@ struct Parted {
 
 impl Parted {
     fn new(labels: &[u8], middle: u8) -> Self {
-        let rights: Vec<bool> = labels.iter().map(|label| *label >= middle).collect();
-        let (right, left) = labels.iter().partition(|label| **label >= middle);
-        Self { pattern: BitString::repeating(&rights), left, right }
+        let mut pattern = BitWriter::default();
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        left.reserve(labels.len());
+        right.reserve(labels.len());
+        for labels in labels.chunks(64) {
+            let mut bits = 0;
+            for (at, label) in labels.iter().enumerate() {
+                bits |= u64::from(*label >= middle) << at;
+                if *label >= middle { right.push(*label) } else { left.push(*label) }
+            }
+            pattern.put(bits, labels.len());
+        }
+        Self { pattern: BitString::repeating(&pattern), left, right }
     }
 }
 
