@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 120.0
 """Bound of every wait; a test that reaches it has hung."""
 BLOCK_TOKENS = 32
+CONTEXT = 8192
 MODEL = "tiny"
 
 T = TypeVar("T")

@@ -22,6 +22,7 @@ from tests.e2e.cluster import BLOCK_TOKENS, MODEL, App, Cluster, eventually
 
 ROUNDS, CLIENTS = 4, 6
 LONG_ANSWER = 1500
+UNREAD_ANSWER = 7000
 WORDS = "some words of a document, " * 12
 
 
@@ -64,7 +65,9 @@ def warm_again(app: App) -> bool:
     prompt = f"{uuid.uuid4()} {WORDS}"
     blocks = len(prompt) // BLOCK_TOKENS
     text_of(app.post(prompt, replica=0))
-    return cached(app.post(prompt, replica=1)) >= (blocks - 1) * BLOCK_TOKENS
+    second = app.post(prompt, replica=1)
+    # 400: the second replica is not back yet, so there is none of that index.
+    return second.status_code == 200 and cached(second) >= (blocks - 1) * BLOCK_TOKENS
 
 
 def run_while(load: Load, harm: Any) -> list[str]:
@@ -114,7 +117,6 @@ def stream(app: App, prompt: str, started: threading.Event) -> str | None:
     return "".join(parts)
 
 
-@pytest.mark.slow
 def test_a_replica_is_killed_while_it_answers(app: App) -> None:
     prompts = [f"{uuid.uuid4()} {WORDS}" for _ in range(6)]
     started = [threading.Event() for _ in prompts]
@@ -135,10 +137,9 @@ def test_a_replica_is_killed_while_it_answers(app: App) -> None:
     eventually(lambda: warm_again(app))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_client_that_leaves_frees_its_place(app: App, streamed: bool) -> None:
-    body = {"model": MODEL, "prompt": WORDS, "max_tokens": LONG_ANSWER, "stream": streamed}
+    body = {"model": MODEL, "prompt": WORDS, "max_tokens": UNREAD_ANSWER, "stream": streamed}
     url, before = f"{app.url}/v1/completions", engines()
     with httpx.Client() as client:
         if streamed:
@@ -149,7 +150,7 @@ def test_a_client_that_leaves_frees_its_place(app: App, streamed: bool) -> None:
                 client.post(url, json=body, timeout=0.3)
     eventually(lambda: all(engine["running"] == 0 for engine in engines()))
     generated = sum(e["generated_tokens"] for e in engines())
-    assert generated - sum(e["generated_tokens"] for e in before) < LONG_ANSWER
+    assert generated - sum(e["generated_tokens"] for e in before) < UNREAD_ANSWER
 
 
 def engines() -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from ray.serve.config import RequestRouterConfig
 
 from mooncake_serve import app as product
 from tests.e2e.broken_router import BrokenRouter
-from tests.e2e.cluster import MODEL, WAIT_S, App, Cluster, eventually
+from tests.e2e.cluster import CONTEXT, MODEL, WAIT_S, App, Cluster, eventually
 
 PROMPT = "a long document, " * 20
 HELLO = [{"role": "user", "content": "hello"}]
@@ -54,7 +54,7 @@ def test_errors_keep_their_shape_through_the_proxy(app: App) -> None:
             client.chat.completions.create(
                 model=MODEL, messages=HELLO, extra_body={"colour": "red"}
             )
-    long = app.post("x" * 5000)
+    long = app.post("x" * CONTEXT)
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     for path, status in (("/nowhere", 404), ("/v1/completions", 405)):
         response = httpx.get(f"{app.url}{path}", headers={"x-request-id": "id-1"})
