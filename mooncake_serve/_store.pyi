@@ -13,6 +13,8 @@ from typing import Any, Self, final
 
 from typing_extensions import Buffer
 
+codec: ModuleType
+"""Block containers; see mooncake_serve.codec."""
 cpu: ModuleType
 """CPU kernels of the engine."""
 policy: ModuleType

@@ -18,6 +18,8 @@ pub(crate) const ALIGN: usize = 64;
 /// Gain below which a plane stays raw, in percent.
 const GAIN_MIN: usize = 3;
 
+const OPAQUE: CodecError = CodecError::Damaged("coded plane of opaque bytes");
+
 /// Codes planes; keeps its buffers from one to the next. Memory: a few times the largest plane.
 #[derive(Debug, Default)]
 pub struct Encoder {
@@ -48,6 +50,10 @@ impl Encoder {
             Codec::Dense => for_float!(shape.dtype, F => {
                 dense::encode::<F>(isa, raw, channels, &mut self.dense, coded)
             }),
+            #[cfg(feature = "zstd")]
+            Codec::Zstd => {
+                for_float!(shape.dtype, F => crate::interchange::encode::<F>(raw, coded))
+            }
             _ => None,
         }?;
         let gain = raw.len() * GAIN_MIN / 100;
@@ -97,14 +103,20 @@ impl Decoder {
             Codec::Fast => {
                 let scratch = &mut self.fast;
                 for_float!(shape.dtype, F => fast::decode::<F>(isa, coded, channels, scratch, out))
-                    .ok_or(CodecError::Damaged("coded plane of opaque bytes"))??
+                    .ok_or(OPAQUE)??
             }
             Codec::Dense => {
                 let scratch = &mut self.dense;
                 for_float!(shape.dtype, F => dense::decode::<F>(isa, coded, channels, scratch, out))
-                    .ok_or(CodecError::Damaged("coded plane of opaque bytes"))??
+                    .ok_or(OPAQUE)??
             }
-            other => return Err(CodecError::UnknownCodec(other as u8)),
+            #[cfg(feature = "zstd")]
+            Codec::Zstd => {
+                for_float!(shape.dtype, F => crate::interchange::decode::<F>(coded, out))
+                    .ok_or(OPAQUE)??
+            }
+            #[cfg(not(feature = "zstd"))]
+            Codec::Zstd => return Err(CodecError::UnknownCodec(Codec::Zstd as u8)),
         };
         if sum == plane.checksum { Ok(()) } else { Err(CodecError::Corrupt(index)) }
     }

@@ -34,6 +34,10 @@ pub(crate) trait Float: Copy {
     fn rest<const SIGNED: bool>(value: Self::Bits) -> u32;
     /// Inverse of `exponent`, `sign` (without `SIGNED`) and `rest`.
     fn join<const SIGNED: bool>(exponent: u8, sign: u8, rest: u32) -> Self::Bits;
+    /// Byte `index` of the value rotated left by one bit.
+    fn turned_byte(value: Self::Bits, index: usize) -> u8;
+    /// The value whose rotated bytes are given by index.
+    fn from_turned(byte: impl Fn(usize) -> u8) -> Self::Bits;
 }
 
 macro_rules! float {
@@ -92,6 +96,14 @@ macro_rules! float {
                 let sign = if SIGNED { rest >> $mantissa } else { <$bits>::from(sign) };
                 let mantissa = rest & ((1 << $mantissa) - 1);
                 mantissa | <$bits>::from(exponent) << $mantissa | sign << Self::TOP
+            }
+            #[inline(always)]
+            fn turned_byte(value: $bits, index: usize) -> u8 {
+                value.rotate_left(1).to_le_bytes()[index]
+            }
+            #[inline(always)]
+            fn from_turned(byte: impl Fn(usize) -> u8) -> $bits {
+                <$bits>::from_le_bytes(std::array::from_fn(byte)).rotate_right(1)
             }
         }
     };

@@ -15,8 +15,12 @@ mod error;
 mod fast;
 mod fields;
 mod float;
+#[cfg(feature = "zstd")]
+mod interchange;
 mod isa;
 mod masked;
+#[cfg(feature = "python")]
+pub mod python;
 mod shape;
 
 pub use block::{BlockWriter, decode_into, decode_plane_into, encode, encode_raw, verify};

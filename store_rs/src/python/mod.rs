@@ -23,6 +23,7 @@ fn _store(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<shape::BlockShape>()?;
     module.add_function(wrap_pyfunction!(keys::block_keys, module)?)?;
     module.add_function(wrap_pyfunction!(keys::tenant_salt, module)?)?;
+    mooncake_codec::python::register(module)?;
     mooncake_kernels::python::register(module)?;
     mooncake_policy::python::register(module)
 }
