@@ -34,8 +34,10 @@ pub(crate) trait Float: Copy {
     fn rest<const SIGNED: bool>(value: Self::Bits) -> u32;
     /// Inverse of `exponent`, `sign` (without `SIGNED`) and `rest`.
     fn join<const SIGNED: bool>(exponent: u8, sign: u8, rest: u32) -> Self::Bits;
+    #[cfg(feature = "zstd")]
     /// Byte `index` of the value rotated left by one bit.
     fn turned_byte(value: Self::Bits, index: usize) -> u8;
+    #[cfg(feature = "zstd")]
     /// The value whose rotated bytes are given by index.
     fn from_turned(byte: impl Fn(usize) -> u8) -> Self::Bits;
 }
@@ -97,10 +99,12 @@ macro_rules! float {
                 let mantissa = rest & ((1 << $mantissa) - 1);
                 mantissa | <$bits>::from(exponent) << $mantissa | sign << Self::TOP
             }
+            #[cfg(feature = "zstd")]
             #[inline(always)]
             fn turned_byte(value: $bits, index: usize) -> u8 {
                 value.rotate_left(1).to_le_bytes()[index]
             }
+            #[cfg(feature = "zstd")]
             #[inline(always)]
             fn from_turned(byte: impl Fn(usize) -> u8) -> $bits {
                 <$bits>::from_le_bytes(std::array::from_fn(byte)).rotate_right(1)

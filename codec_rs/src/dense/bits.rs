@@ -18,6 +18,9 @@ impl BitWriter {
     /// Append the low `count` (at most 64) bits of `bits`; the others must be clear.
     #[inline(always)]
     pub(super) fn put(&mut self, bits: u64, count: usize) {
+        if count == 0 {
+            return;
+        }
         let used = self.len % 64;
         self.len += count;
         if used == 0 {
@@ -138,5 +141,47 @@ impl Words for Cycle<'_> {
             self.at -= self.bits.len;
         }
         word
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_put_is_read(fields in proptest::collection::vec((any::<u64>(), 0usize..=64), 0..40)) {
+            let mut writer = BitWriter::default();
+            let cut = |bits: u64, count: usize| if count == 0 { 0 } else { bits << (64 - count) >> (64 - count) };
+            fields.iter().for_each(|(bits, count)| writer.put(cut(*bits, *count), *count));
+            let mut bytes = Vec::new();
+            writer.write(&mut bytes);
+            let mut string = BitString::default();
+            string.load(&bytes);
+            let mut at = 0;
+            for (bits, count) in fields {
+                prop_assert_eq!(cut(string.word(at), count), cut(bits, count));
+                prop_assert_eq!(string.ones(at, count), cut(bits, count).count_ones() as usize);
+                at += count;
+            }
+            prop_assert_eq!(bytes.len(), at.div_ceil(8));
+        }
+
+        #[test]
+        fn a_pattern_repeats(pattern in proptest::collection::vec(any::<bool>(), 1..200), words in 1usize..20) {
+            let mut writer = BitWriter::default();
+            pattern.iter().for_each(|bit| writer.put(u64::from(*bit), 1));
+            let string = BitString::repeating(&writer);
+            let mut cycle = string.cycle();
+            for word in 0..words {
+                let bits = cycle.next();
+                for bit in 0..64 {
+                    let want = pattern[(64 * word + bit) % pattern.len()];
+                    prop_assert_eq!(bits >> bit & 1 == 1, want);
+                }
+            }
+        }
     }
 }
