@@ -63,6 +63,7 @@ def save_tiny_model(folder: Path) -> Path:
 
     torch.manual_seed(11)
     config = tiny_config("llama", head_dim=64)
+    config = tiny_config("llama", head_dim=64, max_position_embeddings=CONTEXT)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)

@@ -144,10 +144,11 @@ def test_a_client_that_leaves_frees_its_place(app: App, streamed: bool) -> None:
     with httpx.Client() as client:
         if streamed:
             with client.stream("POST", url, json=body, timeout=60) as response:
+                assert response.status_code == 200
                 next(response.iter_lines())
         else:
             with pytest.raises(httpx.ReadTimeout):
-                client.post(url, json=body, timeout=0.3)
+                pytest.fail(client.post(url, json=body, timeout=0.3).text[:300])
     eventually(lambda: all(engine["running"] == 0 for engine in engines()))
     generated = sum(e["generated_tokens"] for e in engines())
     assert generated - sum(e["generated_tokens"] for e in before) < UNREAD_ANSWER
