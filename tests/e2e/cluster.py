@@ -31,6 +31,8 @@ WAIT_S = 120.0
 BLOCK_TOKENS = 32
 CONTEXT = 8192
 MODEL = "tiny"
+INGRESS_PORTS = range(30000, 31000)
+"""Where Serve's ingress replicas listen when HAProxy is in front of them."""
 
 T = TypeVar("T")
 
@@ -119,6 +121,17 @@ class App:
         """Processes of the model replicas."""
         title = f"ray::ServeReplica:{self.name}:model"
         return [process.pid for process in ray_processes() if _title(process).startswith(title)]
+
+    def ingress_url(self) -> str:
+        """The ingress's own port, behind the proxy."""
+        title = f"ray::ServeReplica:{self.name}:ingress"
+        pids = {process.pid for process in ray_processes() if _title(process).startswith(title)}
+        ports = [
+            connection.laddr.port
+            for connection in psutil.net_connections("tcp")
+            if connection.pid in pids and connection.laddr.port in INGRESS_PORTS
+        ]
+        return f"http://127.0.0.1:{ports[0]}"
 
     def store_pid(self) -> int | None:
         """Process of the node's store, if one answers."""

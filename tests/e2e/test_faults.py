@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -22,8 +23,8 @@ from tests.e2e.cluster import BLOCK_TOKENS, MODEL, App, Cluster, eventually
 
 ROUNDS, CLIENTS = 4, 6
 LONG_ANSWER = 1500
-UNREAD_ANSWER = 7000
 WORDS = "some words of a document, " * 12
+UNREAD = {"model": MODEL, "prompt": WORDS, "max_tokens": 7000}
 
 
 def text_of(response: httpx.Response) -> str:
@@ -137,21 +138,28 @@ def test_a_replica_is_killed_while_it_answers(app: App) -> None:
     eventually(lambda: warm_again(app))
 
 
-@pytest.mark.parametrize("streamed", [True, False])
-def test_a_client_that_leaves_frees_its_place(app: App, streamed: bool) -> None:
-    body = {"model": MODEL, "prompt": WORDS, "max_tokens": UNREAD_ANSWER, "stream": streamed}
-    url, before = f"{app.url}/v1/completions", engines()
-    with httpx.Client() as client:
-        if streamed:
-            with client.stream("POST", url, json=body, timeout=60) as response:
-                assert response.status_code == 200
-                next(response.iter_lines())
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                pytest.fail(client.post(url, json=body, timeout=0.3).text[:300])
-    eventually(lambda: all(engine["running"] == 0 for engine in engines()))
-    generated = sum(e["generated_tokens"] for e in engines())
-    assert generated - sum(e["generated_tokens"] for e in before) < UNREAD_ANSWER
+def test_a_client_that_leaves_a_stream_frees_its_place(app: App) -> None:
+    with frees_its_place(), httpx.Client() as client:
+        url = f"{app.url}/v1/completions"
+        with client.stream("POST", url, json={**UNREAD, "stream": True}, timeout=60) as response:
+            assert response.status_code == 200
+            next(response.iter_lines())
+
+
+def test_a_client_that_leaves_without_a_stream_frees_its_place(app: App) -> None:
+    """Asked behind the proxy: HAProxy 2.8 does not always pass on that such a client left."""
+    with frees_its_place(), pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{app.ingress_url()}/v1/completions", json=UNREAD, timeout=0.5)
+
+
+@contextmanager
+def frees_its_place() -> Iterator[None]:
+    """What is asked inside ends in the engines before it is complete."""
+    before = sum(engine["generated_tokens"] for engine in engines())
+    yield
+    eventually(lambda: all(engine["running"] == engine["waiting"] == 0 for engine in engines()))
+    generated = sum(engine["generated_tokens"] for engine in engines()) - before
+    assert generated < UNREAD["max_tokens"]
 
 
 def engines() -> list[dict[str, Any]]:
