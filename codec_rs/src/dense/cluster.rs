@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 /// Most clusters of a plane.
-pub(super) const CLUSTERS_MAX: usize = 16;
+pub(super) const CLUSTERS_MAX: usize = 8;
 const ROUNDS: usize = 5;
 /// Count given to every symbol of every cluster, so that none is impossible.
 const PRIOR: f32 = 0.05;

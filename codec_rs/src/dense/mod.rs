@@ -2,7 +2,7 @@
 //!
 //! A symbol is an element's exponent (less an offset of the plane) and its sign. A sign may be coded
 //! as its change since the same channel's 1, 2 or 3 tokens before (its *lag*): rotary embeddings make
-//! the signs of slow channels persist. Channels are clustered by their symbols' histograms, up to 16
+//! the signs of slow channels persist. Channels are clustered by their symbols' histograms, up to eight
 //! clusters with a code each, and the codes' bits are laid out as a wavelet tree, so that decoding
 //! is merging of byte streams under masks (PivCo-Huffman, arXiv 2606.05765). A coded plane:
 //!
@@ -24,7 +24,7 @@ use crate::error::CodecError;
 use crate::fields::STRIP;
 use crate::float::{Float, Tile, join_rest, rest_len, split_rest, strips};
 use crate::isa::{Isa, per_isa};
-use crate::masked::{Masked, Side};
+use crate::masked::Masked;
 use bits::{BitString, BitWriter};
 use model::Model;
 use wavelet::{Levels, Reader, Writer, make_room};
@@ -81,15 +81,8 @@ pub(crate) fn decode<F: Float>(
     let model = Model::parse(&mut coded, channels)?;
     scratch.reader.load(coded);
     let mut reader = Reader { isa, trees: &model.trees, bits: &scratch.reader, at: 0 };
-    let clusters = 0..model.trees.len() as u8;
     let levels = scratch.levels.all();
-    match reader.channels(&model.labels, clusters, elements, levels, &mut scratch.symbols)? {
-        Side::Stream(_) => {}
-        Side::Same(symbol) => {
-            make_room(&mut scratch.symbols, elements);
-            scratch.symbols[..elements].fill(symbol);
-        }
-    }
+    reader.plane(&model.labels, elements, levels, &mut scratch.symbols)?;
     if reader.at.div_ceil(8) != coded.len() {
         return Err(CodecError::Damaged("dense plane too long"));
     }

@@ -209,10 +209,27 @@ fn add_changes(symbols: &mut [u8], token: usize, masks: &[Vec<u8>; LAG_MAX]) {
         }
         return;
     }
-    let before = |lag: usize| earlier[(token - lag) * channels..][..channels].iter();
-    let terms = |lag: usize| before(lag).zip(&masks[lag - 1]).map(|(before, mask)| before & mask);
-    let changes = terms(1).zip(terms(2)).zip(terms(3));
-    for (now, ((first, second), third)) in later.iter_mut().zip(changes) {
-        *now ^= first ^ second ^ third;
+    let row = |lag: usize| earlier[(token - lag) * channels..][..channels].as_chunks::<CHUNK>();
+    let mask = |lag: usize| masks[lag - 1].as_chunks::<CHUNK>();
+    let (now, now_end) = later[..channels].as_chunks_mut::<CHUNK>();
+    let ((a, a_end), (b, b_end), (c, c_end)) = (row(1), row(2), row(3));
+    let ((k, k_end), (l, l_end), (m, m_end)) = (mask(1), mask(2), mask(3));
+    // Chunks of a vector each, or the compiler takes the last ones of a row in small pieces.
+    for at in 0..now.len() {
+        flip(&mut now[at], [&a[at], &b[at], &c[at]], [&k[at], &l[at], &m[at]]);
+    }
+    flip(now_end, [a_end, b_end, c_end], [k_end, l_end, m_end]);
+}
+
+/// Bytes of the widest vector.
+const CHUNK: usize = 64;
+
+#[inline(always)]
+fn flip(now: &mut [u8], before: [&[u8]; LAG_MAX], masks: [&[u8]; LAG_MAX]) {
+    let first = before[0].iter().zip(masks[0]);
+    let second = before[1].iter().zip(masks[1]);
+    let third = before[2].iter().zip(masks[2]);
+    for (now, ((a, b), c)) in now.iter_mut().zip(first.zip(second).zip(third)) {
+        *now ^= (a.0 & a.1) ^ (b.0 & b.1) ^ (c.0 & c.1);
     }
 }

@@ -142,17 +142,22 @@ struct Parted {
 impl Parted {
     fn new(labels: &[u8], middle: u8) -> Self {
         let mut pattern = BitWriter::default();
-        let (mut left, mut right) = (Vec::new(), Vec::new());
-        left.reserve(labels.len());
-        right.reserve(labels.len());
+        let (mut left, mut right) = (vec![0; labels.len()], vec![0; labels.len()]);
+        let (mut lefts, mut rights) = (0, 0);
         for labels in labels.chunks(64) {
             let mut bits = 0;
             for (at, label) in labels.iter().enumerate() {
-                bits |= u64::from(*label >= middle) << at;
-                if *label >= middle { right.push(*label) } else { left.push(*label) }
+                // Both sides take it, and one keeps it: no branch to mispredict.
+                let goes_right = *label >= middle;
+                (left[lefts], right[rights]) = (*label, *label);
+                lefts += usize::from(!goes_right);
+                rights += usize::from(goes_right);
+                bits |= u64::from(goes_right) << at;
             }
             pattern.put(bits, labels.len());
         }
+        left.truncate(lefts);
+        right.truncate(rights);
         Self { pattern: BitString::repeating(&pattern), left, right }
     }
 }
@@ -227,15 +232,32 @@ pub(super) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Inverse of `Writer::channels`: `len` symbols in `out`, or the one that they all are.
-    pub(super) fn channels<'o>(
+    /// Inverse of `Writer::channels`: `len` symbols into `out`.
+    pub(super) fn plane(
+        &mut self,
+        labels: &[u8],
+        len: usize,
+        levels: &mut [[Vec<u8>; 2]],
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        let clusters = 0..self.trees.len() as u8;
+        make_room(out, len);
+        self.channels(labels, clusters.clone(), len, levels, out)?;
+        if let Side::Same(symbol) = self.side_of_channels(&clusters, out) {
+            out[..len].fill(symbol);
+        }
+        Ok(())
+    }
+
+    /// Rebuild a node over channels; nothing if it is a single symbol.
+    fn channels(
         &mut self,
         labels: &[u8],
         clusters: Range<u8>,
         len: usize,
         levels: &mut [[Vec<u8>; 2]],
-        out: &'o mut Vec<u8>,
-    ) -> Result<Side<'o>, CodecError> {
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
         if clusters.len() == 1 {
             let tree = &self.trees[usize::from(clusters.start)];
             return self.symbols(tree, 0..tree.len(), 0, len, levels, out);
@@ -245,24 +267,27 @@ impl Reader<'_> {
         let ([left, right], deeper) = levels.split_first_mut().ok_or(TOO_DEEP)?;
         let tokens = len / labels.len();
         let (lefts, rights) = (tokens * parted.left.len(), tokens * parted.right.len());
-        let left = self.channels(&parted.left, clusters.start..middle, lefts, deeper, left)?;
-        let right = self.channels(&parted.right, middle..clusters.end, rights, deeper, right)?;
+        let (low, high) = (clusters.start..middle, middle..clusters.end);
+        self.channels(&parted.left, low.clone(), lefts, deeper, left)?;
+        self.channels(&parted.right, high.clone(), rights, deeper, right)?;
         make_room(out, len);
-        merge_pattern(self.isa, &parted.pattern, len, left, right, out);
-        Ok(Side::Stream(out))
+        let (low, high) = (self.side_of_channels(&low, left), self.side_of_channels(&high, right));
+        merge_pattern(self.isa, &parted.pattern, len, low, high, out);
+        Ok(())
     }
 
-    fn symbols<'o>(
+    /// Rebuild a node over symbols; nothing if it is a leaf.
+    fn symbols(
         &mut self,
         tree: &Tree,
         leaves: Range<usize>,
         depth: usize,
         len: usize,
         levels: &mut [[Vec<u8>; 2]],
-        out: &'o mut Vec<u8>,
-    ) -> Result<Side<'o>, CodecError> {
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
         if leaves.len() == 1 {
-            return Ok(Side::Same(tree.symbol(leaves.start)));
+            return Ok(());
         }
         let ([left, right], deeper) = levels.split_first_mut().ok_or(TOO_DEEP)?;
         let middle = tree.middle(leaves.start, leaves.end, depth);
@@ -273,12 +298,27 @@ impl Reader<'_> {
         self.at += len;
         let rights = ones(self.isa, self.bits, start, len);
         let (low, high) = (leaves.start..middle, middle..leaves.end);
-        let left = self.symbols(tree, low, depth + 1, len - rights, deeper, left)?;
-        let right = self.symbols(tree, high, depth + 1, rights, deeper, right)?;
+        self.symbols(tree, low.clone(), depth + 1, len - rights, deeper, left)?;
+        self.symbols(tree, high.clone(), depth + 1, rights, deeper, right)?;
         make_room(out, len);
-        merge_stored(self.isa, self.bits, start, len, left, right, out);
-        Ok(Side::Stream(out))
+        let (low, high) = (side(tree, &low, left), side(tree, &high, right));
+        merge_stored(self.isa, self.bits, start, len, low, high, out);
+        Ok(())
     }
+
+    fn side_of_channels<'o>(&self, clusters: &Range<u8>, stream: &'o [u8]) -> Side<'o> {
+        let tree = &self.trees[usize::from(clusters.start)];
+        if clusters.len() == 1 {
+            side(tree, &(0..tree.len()), stream)
+        } else {
+            Side::Stream(stream)
+        }
+    }
+}
+
+/// What `symbols` made of these leaves.
+fn side<'o>(tree: &Tree, leaves: &Range<usize>, stream: &'o [u8]) -> Side<'o> {
+    if leaves.len() == 1 { Side::Same(tree.symbol(leaves.start)) } else { Side::Stream(stream) }
 }
 
 const TOO_DEEP: CodecError = CodecError::Damaged("dense code too long");
