@@ -47,11 +47,18 @@ def _watch(failures: list[str]) -> None:
         applications = _applications()
         for name, application in applications.items():
             if application.status == "DEPLOY_FAILED":
-                failures.append(f"{name} was not deployed: {application.message}")
+                failures.append(f"{name} was not deployed: {_reason(application)}")
         if failures:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         if failures or "RUNNING" in {one.status for one in applications.values()}:
             return
+
+
+def _reason(application: ApplicationStatusOverview) -> str:
+    """The application's message, and the last line of what its deployments say."""
+    said = [one.message for one in application.deployments.values() if one.status != "HEALTHY"]
+    lines = [text.strip().splitlines()[-1] for text in (application.message, *said) if text.strip()]
+    return " ".join(lines)
 
 
 def _applications() -> dict[str, ApplicationStatusOverview]:
