@@ -1,48 +1,46 @@
 """`make demo`: a long-context job on two replicas that share one store.
 
 Starts the application as a user would (`serve run`), asks several questions about one long document
-through the SDK, compares cold and warm answers, prints a table and writes `build/demo.json`. Ends
-only what it started. Every wait is bounded; when the server fails, the end of its log is shown.
+through the SDK, compares cold and warm answers token by token, prints a table and writes
+`build/demo.json`. Ends only what it started. Every wait is bounded; when the server fails, the end
+of its log is shown and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+import yaml
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mooncake_serve.client import Client, Completion
-from mooncake_serve.errors import APIConnectionError, MooncakeError
+from mooncake_serve.config import AppConfig, load_app_config
+from mooncake_serve.errors import MooncakeError
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 CONFIG = ROOT / "deployments" / "app.yaml"
-DOCUMENTS = (
-    "LICENSE",
-    "README.md",
-    "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    "mooncake_serve/config.py",
-    "mooncake_serve/errors.py",
-)
-DOCUMENT_CHARS = 29_500
+SOURCES = ("LICENSE", "ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")
+DOCUMENT_TOKENS = 6_600
 PROMPT_TOKENS_MIN = 6_000
+ANSWER_TOKENS = 32
 START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 90.0
+INTERRUPTED = 130
+"""Exit status of a program that Ctrl-C ended, by convention."""
 QUESTIONS = (
     "What must you do to redistribute the work?",
     "When does the patent licence end?",
@@ -55,90 +53,107 @@ class DemoError(MooncakeError):
     """The demonstration could not be completed."""
 
 
-def document() -> str:
-    """The repository's own prose, long enough to be worth caching, under a heading never seen.
-
-    The heading holds a random number, so that the first question is cold even on a warm store.
-    """
-    text = "\n\n".join((ROOT / name).read_text("utf-8") for name in DOCUMENTS)
-    return f"Document {secrets.token_hex(8)}\n\n{text[:DOCUMENT_CHARS]}"
-
-
 class Server:
-    """`serve run` in a process group of its own, with its log in `build/`."""
+    """`serve run` in a session of its own, with its log in `build/`."""
 
     def __init__(self, config: Path) -> None:
         BUILD.mkdir(exist_ok=True)
         self.log = BUILD / "demo-server.log"
-        command = [str(Path(sys.executable).parent / "serve"), "run", str(config)]
+        command = [str(Path(sys.executable).with_name("serve")), "run", str(config)]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
             )
 
     def wait_healthy(self, client: Client) -> None:
-        """Return once the server answers; raises DemoError with the log's end otherwise."""
+        """Return once the server answers. Raises DemoError with the log's end otherwise."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while not client.health():
-            if self.process.poll() is not None:
-                raise DemoError(f"the server ended with {self.process.returncode}\n{self.tail()}")
+            if self._process.poll() is not None:
+                raise self._ended()
             if time.monotonic() > deadline:
-                raise DemoError(
-                    f"the server was not healthy in {START_TIMEOUT_S:.0f} s\n{self.tail()}"
-                )
+                raise DemoError(f"not healthy in {START_TIMEOUT_S:.0f} s\n{self._tail()}")
             time.sleep(0.5)
 
-    def tail(self, lines: int = 20) -> str:
-        """The last lines of the log."""
+    def wait_end(self) -> None:
+        """Return never: raises DemoError when the server ends by itself."""
+        self._process.wait()
+        raise self._ended()
+
+    def stop(self) -> None:
+        """End it as Ctrl-C would, then whatever of its Ray is left."""
+        try:
+            started = psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            started = []
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        _, left = psutil.wait_procs(started, timeout=10)
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left, timeout=10)
+
+    def _ended(self) -> DemoError:
+        return DemoError(f"the server ended with {self._process.returncode}\n{self._tail()}")
+
+    def _tail(self, lines: int = 20) -> str:
         text = self.log.read_text("utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
-    def stop(self) -> None:
-        """Interrupt it as Ctrl-C would, and wait; kill the group only if that fails."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGINT)
-            try:
-                self.process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait(STOP_TIMEOUT_S)
 
-
-def start(config: Path) -> Server:
-    """Check the configuration, then start the server. Raises DemoError with what to change."""
+def read_config(path: Path) -> tuple[AppConfig, str]:
+    """The application in a Serve config, and its URL. Raises DemoError with what to change."""
     from mooncake_serve.app.check import check as find
 
-    findings = find(config)
+    findings = find(path)
     if findings:
-        raise DemoError("\n".join(f"{config}: {finding}" for finding in findings))
-    with Client() as client:
-        if client.health():
-            raise DemoError(f"a server runs at {client.base_url} already; stop it first")
-    return Server(config)
+        raise DemoError("\n".join(f"{path}: {finding}" for finding in findings))
+    raw = yaml.safe_load(path.read_text("utf-8"))
+    http = raw.get("http_options", {})
+    url = f"http://{http.get('host', '127.0.0.1')}:{http.get('port', 8000)}"
+    return load_app_config(raw["applications"][0].get("args") or {}), url
+
+
+def document(config: AppConfig) -> str:
+    """The repository's own prose, `DOCUMENT_TOKENS` long, under a heading never seen before.
+
+    The heading holds a random number, so that the first question is cold even on a warm store.
+    """
+    from mooncake_serve.models import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model)
+    text = "\n\n".join((ROOT / name).read_text("utf-8") for name in SOURCES)
+    tokens = tokenizer.encode(f"Document {secrets.token_hex(8)}\n\n{text}")
+    return tokenizer.decode(tokens[:DOCUMENT_TOKENS])
 
 
 @contextmanager
 def step(console: Console, title: str) -> Iterator[None]:
     """Show that a step runs, and for how long."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=False) as progress:
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task(title, total=1)
         yield
         progress.advance(task)
 
 
 def ask(client: Client, text: str, question: str, replica: int | None = None) -> Completion:
-    """One streamed answer about the document."""
+    """One streamed, greedy answer about the document."""
+    options: dict[str, Any] = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "logprobs": True}
     prompt = f"{text}\n\nQuestion: {question}"
-    with client.chat(
-        prompt, stream=True, replica=replica, explain=True, max_tokens=32, temperature=0
-    ) as stream:
+    with client.chat(prompt, stream=True, replica=replica, explain=True, **options) as stream:
         return stream.result()
 
 
-def run_job(client: Client, console: Console) -> tuple[dict[str, Completion], list[Completion]]:
-    """The same question cold, warm and on the other replica; then every question."""
-    text = document()
+def run_job(
+    client: Client, text: str, console: Console
+) -> tuple[dict[str, Completion], list[Completion]]:
+    """The same question cold, warm and on the other replica; then every other question."""
     answers: dict[str, Completion] = {}
     for name, replica in (("cold", 0), ("warm, same replica", 0), ("warm, other replica", 1)):
         with step(console, f"question 1, {name}"):
@@ -151,15 +166,18 @@ def run_job(client: Client, console: Console) -> tuple[dict[str, Completion], li
 
 
 def report(answers: dict[str, Completion], store: dict[str, Any]) -> dict[str, Any]:
-    """`build/demo.json`."""
+    """What `build/demo.json` holds. Identical means: each token and its log-probability."""
     cold, same, other = answers.values()
     return {
         "prompt_tokens": cold.usage.prompt_tokens,
+        "answer_tokens": len(cold.logprobs),
         "cold_ttft_s": cold.ttft_s,
         "warm_ttft_same_replica_s": same.ttft_s,
         "warm_ttft_other_replica_s": other.ttft_s,
         "cached_tokens_other_replica": other.usage.cached_tokens,
-        "outputs_identical": cold.text == same.text == other.text,
+        "outputs_identical": bool(cold.logprobs)
+        and cold.logprobs == same.logprobs == other.logprobs
+        and cold.text == same.text == other.text,
         "replicas": [cold.replica, same.replica, other.replica],
         "store": store,
     }
@@ -171,12 +189,11 @@ def table(answers: dict[str, Completion], more: list[Completion]) -> Table:
     numbered = [(f"1, {name}", answer) for name, answer in answers.items()]
     numbered += [(str(number), answer) for number, answer in enumerate(more, start=2)]
     for name, answer in numbered:
-        usage = answer.usage
         rows.add_row(
             name,
             answer.replica or "?",
-            str(usage.prompt_tokens),
-            str(usage.cached_tokens),
+            str(answer.usage.prompt_tokens),
+            str(answer.usage.cached_tokens),
             f"{answer.ttft_s:.2f} s",
             answer.text.strip().replace("\n", " ")[:40],
         )
@@ -189,6 +206,9 @@ def check(result: dict[str, Any]) -> None:
         raise DemoError(
             f"the prompt has {result['prompt_tokens']} tokens, {PROMPT_TOKENS_MIN} wanted"
         )
+    first, _, other = result["replicas"]
+    if first == other:
+        raise DemoError("one replica answered everything; `replicas.count` must be 2 or more")
     if not result["outputs_identical"]:
         raise DemoError("cold and warm answers differ; see build/demo.json")
     if not result["cached_tokens_other_replica"]:
@@ -197,23 +217,28 @@ def check(result: dict[str, Any]) -> None:
         )
 
 
-def store_stats() -> dict[str, Any]:
+def store_stats(config: AppConfig) -> dict[str, Any]:
     """The node store's counters that the report quotes."""
-    from mooncake_serve.config import AppConfig
     from mooncake_serve.store import StoreClient
     from mooncake_serve.store.location import sockets
 
-    newest = sockets(AppConfig().store)[0]
-    client = StoreClient.connect(str(newest), timeout_s=5.0)
-    try:
+    # The newest socket: this demonstration's Ray has just made it.
+    newest = sockets(config.store)[0]
+    with StoreClient.connect(newest, ingest_bytes=0) as client:
         counters = client.stats()
-    finally:
-        client.close()
-    return {
-        "logical_bytes": counters["logical_bytes"],
-        "physical_bytes": counters["resident_bytes"] + counters["leased_bytes"],
-        "blocks": counters["blocks"],
-    }
+    return {name: counters[name] for name in ("logical_bytes", "physical_bytes", "blocks")}
+
+
+def demonstrate(server: Server, client: Client, config: AppConfig, console: Console) -> None:
+    """Wait for the server, run the job, report. Raises DemoError when it shows something else."""
+    with step(console, f"starting {config.replicas.count} replicas and a store"):
+        text = document(config)
+        server.wait_healthy(client)
+    answers, more = run_job(client, text, console)
+    result = report(answers, store_stats(config))
+    (BUILD / "demo.json").write_text(json.dumps(result, indent=2) + "\n")
+    console.print(table(answers, more))
+    check(result)
 
 
 def main() -> int:
@@ -223,34 +248,38 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=CONFIG)
     arguments = parser.parse_args()
     console = Console(stderr=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
-        server = start(arguments.config)
-    except DemoError as err:
-        console.print(f"[red]{err}[/red]")
-        return 1
-    try:
-        with Client(timeout_s=START_TIMEOUT_S) as client:
-            with step(console, "starting two replicas and a store"):
-                server.wait_healthy(client)
-            answers, more = run_job(client, console)
-            result = report(answers, store_stats())
-        (BUILD / "demo.json").write_text(json.dumps(result, indent=2) + "\n")
-        console.print(table(answers, more))
-        check(result)
-        if not arguments.exit:
-            console.print(
-                f"The server runs at {client.base_url} (log: {server.log}). Ctrl-C ends it."
-            )
-            server.process.wait()
+        config, url = read_config(arguments.config)
+        with Client(url, model=config.model.served_name, timeout_s=START_TIMEOUT_S) as client:
+            if client.health():
+                raise DemoError(f"a server runs at {url} already; stop it first")
+            _run(arguments.config, client, config, console, leave=arguments.exit)
     except KeyboardInterrupt:
-        pass
-    except (DemoError, APIConnectionError) as err:
-        console.print(f"[red]{err}[/red]")
+        return INTERRUPTED
+    except MooncakeError as err:
+        console.print(str(err), style="red", markup=False, highlight=False)
         return 1
+    return 0
+
+
+def _run(path: Path, client: Client, config: AppConfig, console: Console, *, leave: bool) -> None:
+    server = Server(path)
+    try:
+        demonstrate(server, client, config, console)
+        if not leave:
+            console.print(
+                f"The server runs at {client.base_url}, log {server.log}. Ctrl-C ends it."
+            )
+            with suppress(KeyboardInterrupt):
+                server.wait_end()
     finally:
+        # An impatient second Ctrl-C must not leave processes behind.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         with step(console, "stopping the server"):
             server.stop()
-    return 0
 
 
 if __name__ == "__main__":
