@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 from mooncake_serve.app import stores
 from mooncake_serve.config import StoreSettings
 from tests.e2e.cluster import App, Cluster, eventually
@@ -24,5 +26,5 @@ def test_restart_applies_settings_and_the_application_stays(app: App, cluster: C
     assert app.store_pid() != before
     again = app.post("A store may go and come back. " * 8)
     assert again.json()["choices"][0]["text"] == answer
-    # Replicas attach by themselves: the prompt's blocks come back into the new store.
-    eventually(lambda: app.post("Fill it again, please. " * 16) and app.store_stats()["blocks"])
+    # Replicas attach by themselves: blocks computed from then on are in the new store.
+    eventually(lambda: app.post(f"{uuid.uuid4()} again. " * 16) and app.store_stats()["blocks"])
