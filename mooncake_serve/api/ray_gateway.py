@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import ray
 from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import (
@@ -26,11 +25,10 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from mooncake_serve.api.gateway import Codec, ModelCard
-from mooncake_serve.config import AppConfig
 from mooncake_serve.engine.protocol import Event, FailEvent, FinishEvent, GenerationRequest
 from mooncake_serve.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
-from mooncake_serve.router import Board, NodeIndex, Prefix, Reservation
-from mooncake_serve.store import NodeStore, block_keys
+from mooncake_serve.router import Board, Prefix, PrefixIndex, Reservation
+from mooncake_serve.store import block_keys
 
 log = logging.getLogger(__name__)
 
@@ -50,17 +48,15 @@ class RayGateway:
         self,
         handle: DeploymentHandle,
         board: Board,
-        config: AppConfig,
         codec: Codec,
-        store: NodeStore | None,
+        index: PrefixIndex,
     ) -> None:
         self._describe = handle.describe
         # Typed as Any: Ray's stubs do not know that stream=True makes an async generator.
         self._generate: Any = handle.options(stream=True).generate
         self._board = board
-        self._config = config
         self._codec = codec
-        self._index = NodeIndex(ray.get_runtime_context().get_node_id(), store)
+        self._index = index
         self._model: dict[str, Any] | None = None
         self._created = int(time.time())
 

@@ -1,0 +1,120 @@
+"""A configuration that cannot be served is found before anything is deployed."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from ray import serve
+
+import mooncake_serve.app as product
+from mooncake_serve.app import terminal
+from mooncake_serve.app.machine import check_machine
+from mooncake_serve.config import GIB, AppConfig, load_app_config
+from mooncake_serve.errors import ConfigError
+
+SERVE_RUN = ["/venv/bin/python3", "/venv/bin/serve", "run", "app.yaml"]
+
+
+def config(**sections: dict[str, Any]) -> AppConfig:
+    return load_app_config(sections)
+
+
+@pytest.mark.parametrize(
+    ("sections", "limit", "field"),
+    [
+        ({"store": {"dram": "8GiB"}}, 4 * GIB, "store.dram"),
+        ({"store": {"dram": "2GiB"}, "engine": {"pool": "1GiB"}}, 4 * GIB, "engine.pool"),
+        ({"engine": {"threads": 256}}, 64 * GIB, "engine.threads"),
+    ],
+)
+def test_what_does_not_fit_is_named(sections: dict[str, Any], limit: int, field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_machine(config(**sections), limit)
+    assert caught.value.field == field
+
+
+def test_what_fits_is_taken() -> None:
+    sizes = {"store": {"dram": "2GiB"}, "engine": {"pool": "1GiB"}}
+    check_machine(config(**sizes), 6 * GIB)
+    off = {"store": {"dram": "8GiB", "enabled": False}, "engine": {"pool": "1GiB"}}
+    check_machine(config(**off), 4 * GIB)
+
+
+class Process:
+    """A parent process."""
+
+    def __init__(self, *command: str, deaf_to: tuple[signal.Signals, ...] = ()) -> None:
+        self._command = list(command)
+        self._deaf_to = deaf_to
+        self.signals: list[signal.Signals] = []
+
+    def cmdline(self) -> list[str]:
+        return self._command
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.signals.append(number)
+
+    def terminate(self) -> None:
+        self.signals.append(signal.SIGTERM)
+
+    def wait(self, timeout: float) -> None:
+        if self.signals[-1] in self._deaf_to:
+            raise psutil.TimeoutExpired(timeout)
+
+
+@pytest.fixture
+def ancestors(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+    """Parents of this worker, and a Serve that serves nothing yet."""
+    chain = [Process("raylet"), Process(*SERVE_RUN), Process("bash")]
+    monkeypatch.setattr(Process, "parents", lambda self: chain, raising=False)
+    monkeypatch.setattr(psutil, "Process", Process)
+    monkeypatch.setattr(terminal, "LOG_DELAY_S", 0)
+    serving(monkeypatch, deployments={})
+    return chain
+
+
+def serving(monkeypatch: pytest.MonkeyPatch, deployments: dict[str, str]) -> None:
+    status = SimpleNamespace(applications={"mooncake": SimpleNamespace(deployments=deployments)})
+    monkeypatch.setattr(serve, "status", lambda: status)
+
+
+BAD = {"engine": {"colour": "red"}}
+
+
+def test_a_bad_configuration_ends_serve_run(
+    ancestors: list[Process], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"engine\.colour"):
+        product.build(BAD)
+    assert [parent.signals for parent in ancestors] == [[], [signal.SIGHUP], []]
+    assert "mooncake-serve: engine.colour: unknown setting" in capsys.readouterr().err
+
+
+def test_under_nohup_too(ancestors: list[Process]) -> None:
+    ancestors[1] = Process(*SERVE_RUN, deaf_to=(signal.SIGHUP,))
+    with pytest.raises(ConfigError):
+        product.build(BAD)
+    assert ancestors[1].signals == [signal.SIGHUP, signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    "command", [["bash"], ["python3", "/venv/bin/mooncake-serve", "serve", "a.yaml"], ["serve"], []]
+)
+def test_no_other_process_is_touched(ancestors: list[Process], command: list[str]) -> None:
+    ancestors[1] = Process(*command)
+    with pytest.raises(ConfigError):
+        product.build(BAD)
+    assert [parent.signals for parent in ancestors] == [[], [], []]
+
+
+def test_a_server_that_serves_is_not_ended(
+    ancestors: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving(monkeypatch, deployments={"model": "HEALTHY"})
+    with pytest.raises(ConfigError):
+        product.build(BAD)
+    assert ancestors[1].signals == []
