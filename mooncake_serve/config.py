@@ -83,7 +83,7 @@ class StoreSettings(Section):
 class ReplicaConfig(Section):
     """How many model replicas, and what each asks of Ray."""
 
-    count: int = Field(default=2, ge=0, le=4096)
+    count: int = Field(default=2, ge=1, le=4096)
     num_cpus: float = Field(default=0.5, ge=0)
     num_gpus: float = Field(default=0, ge=0)
     max_ongoing_requests: int = Field(default=64, ge=1)
