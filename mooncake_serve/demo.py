@@ -185,7 +185,9 @@ def report(answers: dict[str, Completion], store: dict[str, Any]) -> dict[str, A
 
 def table(answers: dict[str, Completion], more: list[Completion]) -> Table:
     """What a person wants to see."""
-    rows = Table("question", "replica", "prompt", "cached", "first token", "answer")
+    rows = Table()
+    for title in ("question", "replica", "prompt", "cached", "first token", "answer"):
+        rows.add_column(title, no_wrap=True, overflow="ellipsis")
     numbered = [(f"1, {name}", answer) for name, answer in answers.items()]
     numbered += [(str(number), answer) for number, answer in enumerate(more, start=2)]
     for name, answer in numbered:
@@ -195,7 +197,7 @@ def table(answers: dict[str, Completion], more: list[Completion]) -> Table:
             str(answer.usage.prompt_tokens),
             str(answer.usage.cached_tokens),
             f"{answer.ttft_s:.2f} s",
-            answer.text.strip().replace("\n", " ")[:40],
+            " ".join(answer.text.split()),
         )
     return rows
 
@@ -226,7 +228,11 @@ def store_stats(config: AppConfig) -> dict[str, Any]:
     newest = sockets(config.store)[0]
     with StoreClient.connect(newest, ingest_bytes=0) as client:
         counters = client.stats()
-    return {name: counters[name] for name in ("logical_bytes", "physical_bytes", "blocks")}
+    return {
+        "logical_bytes": counters["logical_bytes"],
+        "physical_bytes": counters["capacity_bytes"] - counters["free_bytes"],
+        "blocks": counters["blocks"],
+    }
 
 
 def demonstrate(server: Server, client: Client, config: AppConfig, console: Console) -> None:
