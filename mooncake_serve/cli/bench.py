@@ -25,3 +25,9 @@ def bench_store(context: typer.Context) -> None:
 def bench_engine(context: typer.Context) -> None:
     """Prefill, decode and warm starts, beside transformers' generate."""
     _run("engine", context)
+
+
+@app.command("codec", context_settings=PASS_ON)
+def bench_codec(context: typer.Context) -> None:
+    """Ratio and rates of the lossless codecs on real KV, beside memcpy and other codecs."""
+    _run("codec", context)

@@ -53,7 +53,7 @@ def _codec() -> Any:
 
 
 def encode(block: Buffer, codec: str, shape: _ShapeLike) -> bytearray:
-    """The container of `block`: `planes` × `tokens` × `channels` elements, contiguous."""
+    """The container of `block`: `planes` by `tokens` by `channels` elements, contiguous."""
     plain = (shape.dtype, shape.planes, shape.tokens, shape.channels)
     return _codec().encode(block, codec, plain)
 

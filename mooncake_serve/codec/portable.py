@@ -42,7 +42,7 @@ _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 def write(block: Buffer, shape: Shape) -> bytes:
     """The container of `block` under the zstd codec; planes that gain under 3 % stay raw."""
-    raw = np.frombuffer(block, np.uint8)
+    raw = np.frombuffer(memoryview(block), np.uint8)
     _check_shape(shape)
     if raw.nbytes != shape.nbytes:
         raise ValueError(f"the buffer has {raw.nbytes} bytes, the block needs {shape.nbytes}")
@@ -55,7 +55,7 @@ def write(block: Buffer, shape: Shape) -> bytes:
         if keep or not follows_raw:
             out += bytes(-len(out) % ALIGN)
         payload = coded if coded is not None and keep else plane.tobytes()
-        table.append((len(out), len(payload), ZSTD if keep else NONE, checksum(plane)))
+        table.append((len(out), len(payload), ZSTD if keep else NONE, checksum(plane.data)))
         out += payload
         follows_raw = not keep
     head = len(table)
@@ -181,7 +181,7 @@ _KEYS = _key_schedule()
 
 def checksum(data: Buffer) -> int:
     """The 64-bit checksum containers hold of each raw plane: stripes of 64 bytes over 8 lanes."""
-    raw = np.frombuffer(data, np.uint8)
+    raw = np.frombuffer(memoryview(data), np.uint8)
     padded = np.zeros(-(-raw.nbytes // _STRIPE) * _STRIPE, np.uint8)
     padded[: raw.nbytes] = raw
     stripes = padded.view("<u8").reshape(-1, _LANES)

@@ -16,7 +16,7 @@ DTYPE_BYTES = {
 
 
 class Shape(NamedTuple):
-    """`planes` × `tokens` × `channels` elements of `dtype`, planes contiguous."""
+    """`planes` by `tokens` by `channels` elements of `dtype`, planes contiguous."""
 
     dtype: str
     planes: int
