@@ -185,9 +185,8 @@ def report(answers: dict[str, Completion], store: dict[str, Any]) -> dict[str, A
 
 def table(answers: dict[str, Completion], more: list[Completion]) -> Table:
     """What a person wants to see."""
-    rows = Table()
-    for title in ("question", "replica", "prompt", "cached", "first token", "answer"):
-        rows.add_column(title, no_wrap=True, overflow="ellipsis")
+    rows = Table("question", "replica", "prompt", "cached", "first token", expand=True)
+    rows.add_column("answer", ratio=1, no_wrap=True, overflow="ellipsis")
     numbered = [(f"1, {name}", answer) for name, answer in answers.items()]
     numbered += [(str(number), answer) for number, answer in enumerate(more, start=2)]
     for name, answer in numbered:
