@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
@@ -29,13 +30,18 @@ def build(args: dict[str, Any]) -> serve.Application:
     """The application described by `args` (see `AppConfig`). Raises ConfigError or ModelError."""
     try:
         config = load_app_config(args)
-        validate(config, weights=True)
+        validate(config, weights=True, machine=_one_machine())
     except MooncakeError as err:
         end_serve_run(err)
         raise
     settings = config.model_dump(mode="json")
     model = _model_deployment(config).bind(settings)
     return _ingress_deployment().bind(settings, model)
+
+
+def _one_machine() -> bool:
+    """False on a cluster: the node that builds may be smaller than those that serve."""
+    return not ray.is_initialized() or sum(node["Alive"] for node in ray.nodes()) == 1
 
 
 def _model_deployment(config: AppConfig) -> Any:

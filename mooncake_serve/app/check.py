@@ -85,7 +85,7 @@ def _application_findings(raw: dict[str, Any]) -> list[str]:
     for app in ours:
         try:
             config = load_app_config(app.get("args") or {})
-            validate(config, weights=False)
+            validate(config, weights=False, machine=True)
         except MooncakeError as err:
             findings.append(f"{app.get('name', 'default')}: {err}")
     return findings

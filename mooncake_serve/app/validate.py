@@ -9,11 +9,15 @@ from mooncake_serve.models import load_tokenizer, resolve_model
 from mooncake_serve.models.inspect import check_config
 
 
-def validate(config: AppConfig, *, weights: bool) -> None:
-    """Raise ConfigError or ModelError; `weights` also fetches the model's weights."""
+def validate(config: AppConfig, *, weights: bool, machine: bool) -> None:
+    """Raise ConfigError or ModelError.
+
+    `weights` also fetches the model's weights; `machine` says that everything runs on this one.
+    """
     from transformers import AutoConfig
 
-    check_machine(config)
+    if machine:
+        check_machine(config)
     load_tokenizer(config.model)
     folder = resolve_model(config.model, weights=weights)
     try:

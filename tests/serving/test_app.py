@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ from ray import serve
 
 import mooncake_serve.app as product
 from mooncake_serve.app import terminal
-from mooncake_serve.app.machine import check_machine
+from mooncake_serve.app.machine import check_machine, memory_limit
 from mooncake_serve.config import GIB, AppConfig, load_app_config
 from mooncake_serve.errors import ConfigError
 
@@ -42,6 +44,29 @@ def test_what_fits_is_taken() -> None:
     check_machine(config(**sizes), 6 * GIB)
     off = {"store": {"dram": "8GiB", "enabled": False}, "engine": {"pool": "1GiB"}}
     check_machine(config(**off), 4 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "files", "limit"),
+    [
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "4096"}, 4096),
+        ("0::/a", {"a/memory.max": "8192", "memory.max": "4096"}, 4096),
+        ("0::/of/the/host", {"memory.max": "4096"}, 4096),
+        ("5:cpu:/a\n4:hugetlb,memory:/a", {"memory/a/memory.limit_in_bytes": "4096"}, 4096),
+        ("0::/a", {"a/memory.max": "max"}, None),
+        ("0::/", {}, None),
+    ],
+)
+def test_the_least_cgroup_limit_counts(
+    tmp_path: Path, cgroups: str, files: dict[str, str], limit: int | None
+) -> None:
+    own, mount = tmp_path / "own", tmp_path / "mount"
+    own.write_text(cgroups)
+    for name, text in files.items():
+        (mount / name).parent.mkdir(parents=True, exist_ok=True)
+        (mount / name).write_text(text)
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory_limit(own, mount) == (limit or physical)
 
 
 class Process:
