@@ -88,8 +88,9 @@ $(STAMPS)/tools:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/extension: pyproject.toml $(RUST_SOURCES) | $(STAMPS)/tools
-	@echo "Building the Rust extension and installing Python packages; the first time downloads GBs, mostly"
-	@echo "torch. What it does right now: tail -f build/setup.log"
+	@echo "Building the Rust extension; what it does right now: tail -f build/setup.log"
+	@ls -d $(VENV)/lib/*/site-packages/torch >/dev/null 2>&1 || \
+	  echo "Installing Python packages first: GBs, mostly torch"
 	@mkdir -p build
 	@VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop --release --extras serve,dev \
 	  > build/setup.log 2>&1 || { tail -40 build/setup.log; exit 1; }
