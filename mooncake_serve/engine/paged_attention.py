@@ -68,7 +68,7 @@ class PagedStep:
     kernels: AttentionKernels | None = None
     """None: attention by torch."""
     groups: Sequence[tuple[int, torch.Tensor]] = ()
-    """Decode by torch: rows by their number of blocks."""
+    """Decode by torch: rows that share a call, by their number of blocks."""
     attended: int = 0
     """Layers that came to our attention; the backend's self-check counts them."""
     tables_int32: torch.Tensor = field(init=False)
@@ -222,10 +222,10 @@ def _prefill_cuda(paged: PagedStep, layer: int, inputs: _Inputs) -> torch.Tensor
 
 
 def decode_torch(paged: PagedStep, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
-    """Decode attention on any device; rows with the same number of blocks share a call.
+    """Decode attention on any device, one call for each of the step's groups.
 
-    A row's bits depend on its own length and table only: each row attends to whole blocks, with
-    the positions after its end masked.
+    Each row attends to whole blocks, with the positions after its end masked. On the CPU, where a
+    group is one row, its bits depend on its own length and table only.
     """
     _, heads, dim = query.shape
     kv_heads = paged.pool.shape[4]

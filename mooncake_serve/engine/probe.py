@@ -97,10 +97,12 @@ def _is_independent(
     linear: torch.nn.Linear, least: int, max_rows: int, generator: torch.Generator
 ) -> bool:
     # Three dimensions, as the model calls it: one token of each of several sequences.
-    rows = torch.randn((max_rows, 1, linear.in_features), generator=generator).to(linear.weight)
+    rows, weight = _cancelling(linear, max_rows, generator)
+    # Zero, because a bias of any size would hide the rounding errors.
+    bias = None if linear.bias is None else torch.zeros_like(linear.bias)
 
     def apply(x: torch.Tensor) -> torch.Tensor:
-        return apply_linear(x, linear.weight, linear.bias)
+        return apply_linear(x, weight, bias)
 
     together = apply(rows)
     counts = [count for count in PROBED_ROWS if least <= count < max_rows]
@@ -109,3 +111,25 @@ def _is_independent(
         and torch.equal(apply(rows[-count:]), together[-count:])
         for count in counts
     )
+
+
+def _cancelling(
+    linear: torch.nn.Linear, rows: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and a weight whose products cancel, so that only the order of summation is left.
+
+    Ordinary sums hide a change of order: it is rounded away in all but one in thousands of
+    results. Here each product meets its negative elsewhere in the sum, and the result is the
+    accumulated rounding error itself. Which kernel runs depends on shapes, not on values.
+    """
+    width = linear.in_features
+    half = width // 2
+    order = torch.randperm(width, generator=generator)
+    first, second = order[:half], order[half : 2 * half]
+    x = torch.zeros((rows, 1, width), dtype=torch.float32)
+    x[..., first] = torch.randn((rows, 1, half), generator=generator)
+    x[..., second] = x[..., first]
+    weight = torch.zeros(linear.weight.shape, dtype=torch.float32)
+    weight[:, first] = torch.randn((linear.out_features, half), generator=generator)
+    weight[:, second] = -weight[:, first]
+    return x.to(linear.weight), weight.to(linear.weight)

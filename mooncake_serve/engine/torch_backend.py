@@ -193,6 +193,10 @@ class TorchBackend:
         return logits[keep]
 
     def _groups(self, counts: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
+        if self._device.type == "cpu":
+            # Torch's kernel decides by the batch's size whether it packs the keys, and that
+            # changes bits: rows go one by one.
+            return [(count, self._tensor([row])) for row, count in enumerate(counts)]
         members: dict[int, list[int]] = defaultdict(list)
         for row, count in enumerate(counts):
             members[count].append(row)
