@@ -210,6 +210,10 @@ class EngineCore:
             self._inbox.get()()
         next_deadline = self._expire()
         step = self._scheduler.plan()
+        for hit in self._scheduler.take_hits():
+            assert self._publisher is not None
+            if not self._publisher.offer(hit):
+                self._pool.release(hit.block)
         for load in self._scheduler.take_loads():
             assert self._loader is not None
             self._loader.start(load)

@@ -44,12 +44,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A block that just got its key."""
+    """A block that the store should have: it just got its key, or was found in the pool again."""
 
     block: int
     key: bytes
     parent: bytes | None
     tenant: str
+    again: bool = False
+    """It was offered before; the store has it unless it forgot, refused or was away."""
 
 
 @dataclass(slots=True)
@@ -91,6 +93,7 @@ class Scheduler:
     counters: Counters = field(default_factory=Counters)
     _claims: dict[bytes, Sequence] = field(default_factory=dict)
     _loads: list[Load] = field(default_factory=list)
+    _hits: list[Completed] = field(default_factory=list)
     _steps: int = 0
     _prefill_turn: bool = True
 
@@ -112,6 +115,14 @@ class Scheduler:
         """Loads to start now."""
         loads, self._loads = self._loads, []
         return loads
+
+    def take_hits(self) -> list[Completed]:
+        """Blocks that sequences have found in the pool since the last call, prefixes first.
+
+        Each holds a reference that the caller must release: by then its sequence may be gone.
+        """
+        hits, self._hits = self._hits, []
+        return hits
 
     def load_done(self, load: Load, loaded: int) -> None:
         """The first `loaded` blocks of a load hold their bytes; the rest was not in the store."""
@@ -181,7 +192,7 @@ class Scheduler:
             matched = self.pool.match(sequence.keys[: sequence.canonical_blocks])
             cached = self.pool.match_unused(sequence.keys[:matched])
             short = sequence.blocks_needed - matched > self.pool.available - cached
-            if short and not self.drop_pins():
+            if short and not self._drop_pin():
                 return
             if not short:
                 del self.waiting[0]
@@ -213,6 +224,9 @@ class Scheduler:
             self._unclaim(sequence, key)
             sequence.count_cached(index, store=False)
             sequence.computed += self.limits.block_tokens
+            if self.limits.use_store:
+                self.pool.retain(block)
+                self._hits.append(self._completed(sequence, index, block, again=True))
         return self._grow(sequence)
 
     def _claim_run(self, sequence: Sequence) -> bool:
@@ -255,8 +269,15 @@ class Scheduler:
             if block is not None:
                 sequence.table.append(block)
                 return True
-            if not self.drop_pins() and not self._preempt_after(sequence):
+            if not self._drop_pin() and not self._preempt_after(sequence):
                 return False
+
+    def _drop_pin(self) -> bool:
+        """Release a block that is held only for the store; True when there was one."""
+        if self._hits:
+            self.pool.release(self._hits.pop().block)
+            return True
+        return self.drop_pins()
 
     def _preempt_after(self, sequence: Sequence) -> bool:
         """Preempt the youngest sequence that is younger than this one and holds blocks."""
@@ -313,7 +334,13 @@ class Scheduler:
         block = self.pool.publish(key, parent, sequence.table[index])
         sequence.table[index] = block
         self._unclaim(sequence, key)
-        return Completed(block, key, parent, sequence.request.tenant)
+        return self._completed(sequence, index, block)
+
+    def _completed(
+        self, sequence: Sequence, index: int, block: int, *, again: bool = False
+    ) -> Completed:
+        parent = sequence.keys[index - 1] if index else None
+        return Completed(block, sequence.keys[index], parent, sequence.request.tenant, again)
 
     def _unclaim(self, sequence: Sequence, key: bytes) -> None:
         if self._claims.get(key) is sequence:

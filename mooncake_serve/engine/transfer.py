@@ -154,17 +154,22 @@ class Publisher:
 
     def _run(self) -> None:
         while (block := self._next()) is not None:
-            data = self._backend.read_block(block.block)
-            tenant = block.tenant
-            answer = self._store.put([block.key], [block.parent], [data], self._shape, tenant)
-            if answer[0] in {"stored", "present"}:
-                self.published += 1
-            else:
-                self.refused += 1
+            # A hit in the pool keeps the store's copy fresh; only a lost one is sent again.
+            if not (block.again and self._store.match([block.key], block.tenant)):
+                self._put(block)
             self._done(block)
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
+
+    def _put(self, block: Completed) -> None:
+        data = self._backend.read_block(block.block)
+        tenant = block.tenant
+        answer = self._store.put([block.key], [block.parent], [data], self._shape, tenant)
+        if answer[0] in {"stored", "present"}:
+            self.published += 1
+        else:
+            self.refused += 1
 
     def _next(self) -> Completed | None:
         with self._changed:

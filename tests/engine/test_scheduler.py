@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mooncake_serve.engine.pool import BlockPool
 from mooncake_serve.engine.protocol import GenerationRequest, SamplingParams
-from mooncake_serve.engine.scheduler import Limits, Load, Scheduler
+from mooncake_serve.engine.scheduler import Completed, Limits, Load, Scheduler
 from mooncake_serve.engine.sequence import Phase, Sequence
 from tests.engine.chain_backend import ChainBackend, expected_tokens
 
@@ -64,15 +64,16 @@ class World:
         """One turn; False when nothing could happen."""
         step = self.scheduler.plan()
         self.loads += self.scheduler.take_loads()
+        for hit in self.scheduler.take_hits():
+            self.store(hit)
+            self.pool.release(hit.block)
         self.scheduler.check_integrity()
         if step is None:
             return self.end_a_load()
         logits = self.backend.forward(step.items)
         sampled, completed = self.scheduler.complete(step)
-        if self.stored is not None:
-            for block in completed:
-                data = bytes(self.backend.read_block(block.block))
-                assert self.stored.setdefault(block.key, data) == data
+        for block in completed:
+            self.store(block)
         for sequence, row in zip(sampled, logits, strict=True):
             sequence.tokens.append(int(row.argmax()))
             if sequence.generated == sequence.request.sampling.max_tokens:
@@ -81,6 +82,11 @@ class World:
         if self.loads and self.random.random() < 0.5:
             self.end_a_load()
         return True
+
+    def store(self, block: Completed) -> None:
+        if self.stored is not None:
+            data = bytes(self.backend.read_block(block.block))
+            assert self.stored.setdefault(block.key, data) == data
 
     def end_a_load(self) -> bool:
         if not self.loads:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_serve._store import StoreServer
-from mooncake_serve.store import NodeStore
+from mooncake_serve.store import NodeStore, StoreClient, StoreServer, block_keys
 from tests.engine.chain_backend import ChainBackend, expected_tokens
 from tests.engine.support import chain_engine, generate, request, start
 
@@ -73,3 +72,19 @@ def test_a_store_that_stops_costs_hits_and_nothing_else(
         assert first.flush()
         result = start(second, request(document(9), 4))
         assert result.finish().usage.cached_store_tokens == 8 * BLOCK
+
+
+def test_what_the_store_lost_is_published_again_when_it_is_used(stores: list[NodeStore]) -> None:
+    """A prompt that stays hot in one pool must not stay cold for everybody else."""
+    with engine(stores[0]) as first, engine(stores[1]) as second:
+        generate(first, [document(1)], 4)
+        assert first.flush()
+        everything = block_keys(first.info.namespace, b"", document(1), BLOCK)
+        with StoreClient.connect(stores[0].socket, timeout_s=20) as client:
+            assert client.evict(everything) == 8
+        again = start(first, request(document(1), 4))
+        assert again.finish().usage.cached_pool_tokens == 8 * BLOCK
+        assert first.flush()
+        result = start(second, request(document(1), 4))
+        assert result.finish().usage.cached_store_tokens == 8 * BLOCK
+        assert result.tokens == again.tokens == wanted(document(1))
