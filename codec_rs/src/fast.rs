@@ -15,10 +15,12 @@ use crate::checksum::Sink;
 use crate::error::CodecError;
 use crate::fields::{STRIP, pack, unpack};
 use crate::float::{Float, Tile, join_rest, rest_len, split_rest, strips};
-use crate::isa::per_isa;
+use crate::isa::{per_isa, prefetch};
 use crate::masked::{ESCAPE, Masked};
 
 const CODE_BITS: u32 = 3;
+/// How far a decoder looks ahead of what it reads, in bytes.
+const AHEAD: usize = 4096;
 
 /// Buffers reused from plane to plane.
 #[derive(Debug, Default)]
@@ -146,6 +148,7 @@ unsafe fn decode_on<F: Float, K: Masked>(
     for (first, count, lanes) in strips(elements) {
         let (strip, later) = coded.split_at(strip_len::<F>(lanes));
         coded = later;
+        prefetch(coded, AHEAD, strip.len());
         let bases = &scratch.bases[first % channels..];
         // SAFETY: by the caller's promise. Whole strips get their own, constant copy.
         unsafe {

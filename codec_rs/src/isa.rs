@@ -59,6 +59,19 @@ impl Isa {
     }
 }
 
+/// Ask for the lines of `bytes[from..from + len]`, as far as there are any.
+#[inline(always)]
+pub(crate) fn prefetch(bytes: &[u8], from: usize, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (from..(from + len).min(bytes.len())).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: `at` lies in the slice, and every x86-64 has SSE.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().add(at).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (bytes, from, len);
+}
+
 /// Compile `$body::<…, K>` for every instruction set, `K` being its `Masked` operations, and choose
 /// between the copies at run time.
 macro_rules! per_isa {

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::{KEYS, PRIME32, ROWS, STRIPE, State};
 
 /// Bytes to prefetch ahead of the read.
-const AHEAD: usize = 1024;
+const AHEAD: usize = 4096;
 
 /// # Safety
 /// As `State::absorb`, for `count` whole stripes; `STREAM` needs a target aligned to a stripe.

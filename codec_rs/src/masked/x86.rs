@@ -169,10 +169,20 @@ impl Masked for Avx2 {
 
     #[inline(always)]
     unsafe fn fill(bytes: &mut [u8], list: &[u8], at: &mut usize) {
-        let (chunks, rest) = bytes.as_chunks_mut::<32>();
+        let (chunks, rest) = bytes.as_chunks_mut::<64>();
         for chunk in chunks {
             // SAFETY: by the caller's promise.
-            let mut marks = unsafe { escapes32(chunk) };
+            let mut marks = unsafe { escapes64(chunk) };
+            // So many are filled without a branch to mispredict; where there are fewer, a byte is
+            // replaced by itself.
+            for _ in 0..USUAL {
+                let here = marks.trailing_zeros() as usize % 64;
+                let next = list.get(*at).copied().unwrap_or(0);
+                let any = marks != 0;
+                chunk[here] = if any { next } else { chunk[here] };
+                *at += usize::from(any);
+                marks &= marks.wrapping_sub(1);
+            }
             while marks != 0 {
                 chunk[marks.trailing_zeros() as usize] = list.get(*at).copied().unwrap_or(0);
                 *at += 1;
@@ -185,29 +195,35 @@ impl Masked for Avx2 {
 
     #[inline(always)]
     unsafe fn spill(bytes: &[u8], codes: &[u8], list: &mut Vec<u8>) {
-        let (chunks, rest) = codes.as_chunks::<32>();
-        for (codes, bytes) in chunks.iter().zip(bytes.chunks_exact(32)) {
+        let (chunks, rest) = codes.as_chunks::<64>();
+        for (codes, bytes) in chunks.iter().zip(bytes.chunks_exact(64)) {
             // SAFETY: by the caller's promise.
-            let mut marks = unsafe { escapes32(codes) };
+            let mut marks = unsafe { escapes64(codes) };
             while marks != 0 {
                 list.push(bytes[marks.trailing_zeros() as usize]);
                 marks &= marks - 1;
             }
         }
         // SAFETY: the oracle needs no feature.
-        unsafe { super::Scalar::spill(&bytes[32 * chunks.len()..], rest, list) };
+        unsafe { super::Scalar::spill(&bytes[64 * chunks.len()..], rest, list) };
     }
 }
 
+/// Escapes among 64 codes that are filled without branching.
+const USUAL: usize = 4;
+
 /// One bit per escape.
 #[inline(always)]
-unsafe fn escapes32(codes: &[u8; 32]) -> u32 {
-    // SAFETY: 32 bytes are there, and by the caller's promise the feature.
-    unsafe {
-        let codes = _mm256_loadu_si256(codes.as_ptr().cast());
-        let marks = _mm256_cmpeq_epi8(codes, _mm256_set1_epi8(ESCAPE as i8));
-        _mm256_movemask_epi8(marks) as u32
-    }
+unsafe fn escapes64(codes: &[u8; 64]) -> u64 {
+    let escape = |at: usize| {
+        // SAFETY: 32 bytes are there, and by the caller's promise the feature.
+        unsafe {
+            let codes = _mm256_loadu_si256(codes.as_ptr().add(at).cast());
+            let marks = _mm256_cmpeq_epi8(codes, _mm256_set1_epi8(ESCAPE as i8));
+            u64::from(_mm256_movemask_epi8(marks) as u32)
+        }
+    };
+    escape(0) | escape(32) << 32
 }
 
 #[inline(always)]
