@@ -15,12 +15,10 @@ use crate::checksum::Sink;
 use crate::error::CodecError;
 use crate::fields::{STRIP, pack, unpack};
 use crate::float::{Float, Tile, join_rest, rest_len, split_rest, strips};
-use crate::isa::{per_isa, prefetch};
+use crate::isa::{AHEAD, per_isa, prefetch};
 use crate::masked::{ESCAPE, Masked};
 
 const CODE_BITS: u32 = 3;
-/// How far a decoder looks ahead of what it reads, in bytes.
-const AHEAD: usize = 4096;
 
 /// Buffers reused from plane to plane.
 #[derive(Debug, Default)]

@@ -59,6 +59,9 @@ impl Isa {
     }
 }
 
+/// How far to look ahead in memory that is read once, in bytes.
+pub(crate) const AHEAD: usize = 4096;
+
 /// Ask for the lines of `bytes[from..from + len]`, as far as there are any.
 #[inline(always)]
 pub(crate) fn prefetch(bytes: &[u8], from: usize, len: usize) {

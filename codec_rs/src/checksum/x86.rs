@@ -3,9 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{KEYS, PRIME32, ROWS, STRIPE, State};
-
-/// Bytes to prefetch ahead of the read.
-const AHEAD: usize = 4096;
+use crate::isa::AHEAD;
 
 /// # Safety
 /// As `State::absorb`, for `count` whole stripes; `STREAM` needs a target aligned to a stripe.

@@ -23,7 +23,7 @@ use crate::checksum::Sink;
 use crate::error::CodecError;
 use crate::fields::STRIP;
 use crate::float::{Float, Tile, join_rest, rest_len, split_rest, strips};
-use crate::isa::{Isa, per_isa};
+use crate::isa::{AHEAD, Isa, per_isa, prefetch};
 use crate::masked::Masked;
 use bits::{BitString, BitWriter};
 use model::Model;
@@ -161,6 +161,7 @@ unsafe fn put_together_on<F: Float, K: Masked>(
     for (first, count, lanes) in strips(symbols.len()) {
         let (strip, later) = rests.split_at(rest_len::<F>(false, lanes));
         rests = later;
+        prefetch(rests, AHEAD, strip.len());
         let symbols = &symbols[first..first + count];
         for ((exponent, sign), symbol) in exponents.iter_mut().zip(&mut signs).zip(symbols) {
             let above = symbol >> 1;

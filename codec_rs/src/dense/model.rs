@@ -165,16 +165,13 @@ fn minorities(now: &[u8], before: &[u8], channels: usize) -> Vec<u16> {
 }
 
 per_isa! {
-    /// Replace each sign by its change since the channel's lag.
+    /// Replace each sign by its change since the channel's lag; the first tokens keep theirs.
     pub(super) fn apply_lags(symbols: &mut [u8], lags: &[u8]) = apply_lags_on
 }
 
 #[inline(always)]
 unsafe fn apply_lags_on<K: Masked>(symbols: &mut [u8], lags: &[u8]) {
-    let masks = lag_masks(lags);
-    for token in (1..symbols.len() / lags.len()).rev() {
-        add_changes(symbols, token, &masks);
-    }
+    change_signs::<false>(symbols, lags);
 }
 
 per_isa! {
@@ -184,52 +181,55 @@ per_isa! {
 
 #[inline(always)]
 unsafe fn undo_lags_on<K: Masked>(symbols: &mut [u8], lags: &[u8]) {
-    let masks = lag_masks(lags);
-    for token in 1..symbols.len() / lags.len() {
-        add_changes(symbols, token, &masks);
+    change_signs::<true>(symbols, lags);
+}
+
+/// Channels worked on at a time: bytes of the widest vector.
+const COLUMNS: usize = 64;
+
+#[inline(always)]
+fn change_signs<const UNDO: bool>(symbols: &mut [u8], lags: &[u8]) {
+    if lags.iter().all(|lag| *lag == 0) {
+        return;
+    }
+    let channels = lags.len();
+    for (lags, first) in lags.chunks(COLUMNS).zip((0..channels).step_by(COLUMNS)) {
+        let masks = lag_masks(lags);
+        let mut before = [[0u8; COLUMNS]; LAG_MAX];
+        for token in symbols.chunks_exact_mut(channels) {
+            let mut signs = [0u8; COLUMNS];
+            // A constant length keeps whole columns in registers.
+            if lags.len() == COLUMNS {
+                change::<UNDO>(&mut token[first..first + COLUMNS], &before, &masks, &mut signs);
+            } else {
+                change::<UNDO>(&mut token[first..], &before, &masks, &mut signs);
+            }
+            before = [signs, before[0], before[1]];
+        }
+    }
+}
+
+/// Flip the symbols whose sign `lag` tokens before is set; `signs` becomes what later tokens look back on.
+#[inline(always)]
+fn change<const UNDO: bool>(
+    symbols: &mut [u8],
+    before: &[[u8; COLUMNS]; LAG_MAX],
+    masks: &[[u8; COLUMNS]; LAG_MAX],
+    signs: &mut [u8; COLUMNS],
+) {
+    for (i, symbol) in symbols.iter_mut().enumerate().take(COLUMNS) {
+        let was = *symbol;
+        let flips = before[0][i] & masks[0][i] ^ before[1][i] & masks[1][i];
+        *symbol = was ^ flips ^ before[2][i] & masks[2][i];
+        signs[i] = if UNDO { *symbol } else { was };
     }
 }
 
 /// For each lag, 1 for the channels that have it.
-fn lag_masks(lags: &[u8]) -> [Vec<u8>; LAG_MAX] {
-    std::array::from_fn(|at| lags.iter().map(|lag| u8::from(usize::from(*lag) == at + 1)).collect())
-}
-
-/// Flip a token's signs where those of the token `lag` before are set.
-#[inline(always)]
-fn add_changes(symbols: &mut [u8], token: usize, masks: &[Vec<u8>; LAG_MAX]) {
-    let channels = masks[0].len();
-    let (earlier, later) = symbols.split_at_mut(token * channels);
-    if token < LAG_MAX {
-        for (mask, lag) in masks.iter().zip(1..=token) {
-            let before = &earlier[(token - lag) * channels..];
-            for ((now, before), mask) in later.iter_mut().zip(before).zip(mask) {
-                *now ^= before & mask;
-            }
-        }
-        return;
+fn lag_masks(lags: &[u8]) -> [[u8; COLUMNS]; LAG_MAX] {
+    let mut masks = [[0; COLUMNS]; LAG_MAX];
+    for (channel, lag) in lags.iter().enumerate().filter(|(_, lag)| **lag > 0) {
+        masks[usize::from(*lag) - 1][channel] = 1;
     }
-    let row = |lag: usize| earlier[(token - lag) * channels..][..channels].as_chunks::<CHUNK>();
-    let mask = |lag: usize| masks[lag - 1].as_chunks::<CHUNK>();
-    let (now, now_end) = later[..channels].as_chunks_mut::<CHUNK>();
-    let ((a, a_end), (b, b_end), (c, c_end)) = (row(1), row(2), row(3));
-    let ((k, k_end), (l, l_end), (m, m_end)) = (mask(1), mask(2), mask(3));
-    // Chunks of a vector each, or the compiler takes the last ones of a row in small pieces.
-    for at in 0..now.len() {
-        flip(&mut now[at], [&a[at], &b[at], &c[at]], [&k[at], &l[at], &m[at]]);
-    }
-    flip(now_end, [a_end, b_end, c_end], [k_end, l_end, m_end]);
-}
-
-/// Bytes of the widest vector.
-const CHUNK: usize = 64;
-
-#[inline(always)]
-fn flip(now: &mut [u8], before: [&[u8]; LAG_MAX], masks: [&[u8]; LAG_MAX]) {
-    let first = before[0].iter().zip(masks[0]);
-    let second = before[1].iter().zip(masks[1]);
-    let third = before[2].iter().zip(masks[2]);
-    for (now, ((a, b), c)) in now.iter_mut().zip(first.zip(second).zip(third)) {
-        *now ^= (a.0 & a.1) ^ (b.0 & b.1) ^ (c.0 & c.1);
-    }
+    masks
 }
