@@ -64,7 +64,6 @@ def save_tiny_model(folder: Path) -> Path:
     from tests.engine.support import tiny_config
 
     torch.manual_seed(11)
-    config = tiny_config("llama", head_dim=64)
     config = tiny_config("llama", head_dim=64, max_position_embeddings=CONTEXT)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.generation_config.eos_token_id = None
@@ -160,7 +159,8 @@ class Cluster:
         self._sockets = tempfile.TemporaryDirectory(prefix="mk-")
         os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
         ray.init(
-            num_cpus=2,
+            # More than a small machine has: what replicas ask of Ray is a matter of each test.
+            num_cpus=8,
             include_dashboard=False,
             namespace="serve",
             log_to_driver=False,
@@ -178,8 +178,14 @@ class Cluster:
 
         config = yaml.safe_load((ROOT / "deployments" / "app.yaml").read_text())
         shipped = config["controller_options"]["runtime_env"]["env_vars"]
+        # Files of its own, so that another Serve on this machine is not disturbed.
+        folder = self._sockets.name
         return {
             **shipped,
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/haproxy.sock",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/haproxy-state",
             "RAY_SERVE_HAPROXY_STATS_PORT": str(self.stats_port),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
         }
