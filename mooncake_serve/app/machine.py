@@ -3,48 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 from mooncake_serve.config import GIB, AppConfig
 from mooncake_serve.errors import ConfigError
+from mooncake_serve.memory import memory_limit
 
-OWN_CGROUPS = Path("/proc/self/cgroup")
-CGROUP_MOUNT = Path("/sys/fs/cgroup")
 REPLICA_OVERHEAD = GIB // 2
 """A replica's process without weights and KV: Python, torch, Ray."""
-
-
-def memory_limit(cgroups: Path = OWN_CGROUPS, mount: Path = CGROUP_MOUNT) -> int:
-    """Bytes this process may use: the machine's, or the least of its cgroups' if that is less."""
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in _limit_files(cgroups, mount):
-        try:
-            text = path.read_text("ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limit = min(limit, int(text))
-    return limit
-
-
-def _limit_files(cgroups: Path, mount: Path) -> Iterator[Path]:
-    """Of each cgroup from this process's to the root; some do not exist."""
-    try:
-        lines = cgroups.read_text("utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            base, name = mount, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = mount / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        # Inside a container the path may be the host's; the root is then the container's own.
-        own = base / path.lstrip("/")
-        yield from (folder / name for folder in (own, *own.parents) if folder.is_relative_to(base))
 
 
 def check_machine(config: AppConfig, limit: int | None = None) -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import resource
-import sys
-from dataclasses import dataclass
+import socket
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mooncake_serve.memory import memory_limit
+
+GIB = 1 << 30
 FDS_WANTED = 4096
-# Linux's <linux/memfd.h> and <linux/fcntl.h>; the names are missing from Python's fcntl.
-F_ADD_SEALS = 1033
+MEMORY_WANTED = 4 * GIB
+"""A small store and one replica of the default model."""
+# Linux's numbers; Python does not name them.
 F_SEAL_FUTURE_WRITE = 0x10
+SO_PEERPIDFD = 77
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +35,18 @@ class Finding:
 
 
 def _memory() -> Finding:
-    fields = dict(
-        line.split(":", 1) for line in Path("/proc/meminfo").read_text("ascii").splitlines()
-    )
+    text = Path("/proc/meminfo").read_text("ascii")
+    fields = dict(line.split(":", 1) for line in text.splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    return Finding("memory", True, f"{available / 2**30:.1f} GiB available")
-
-
-def _cgroup() -> Finding:
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text("ascii").strip() if limit.exists() else "max"
-    if text == "max":
-        return Finding("cgroup memory", True, "no limit")
-    return Finding(
-        "cgroup memory",
-        True,
-        f"limit {int(text) / 2**30:.1f} GiB, shared by store, replicas and Ray",
-    )
+    limit = memory_limit()
+    found = f"{available / GIB:.1f} GiB available, {limit / GIB:.1f} GiB allowed to this process"
+    return Finding("memory", limit >= MEMORY_WANTED, found, "give its container 4 GiB or more")
 
 
 def _seals() -> Finding:
-    import fcntl
-
     fd = os.memfd_create("doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
     except OSError as err:
         return Finding("memfd seals", False, str(err), "run a Linux kernel of 5.1 or newer")
     finally:
@@ -60,22 +54,24 @@ def _seals() -> Finding:
     return Finding("memfd seals", True, "write seals work")
 
 
-def _peer_pidfd() -> Finding:
-    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
-    if release >= (6, 5):
-        return Finding("client liveness", True, "by pidfd")
-    return Finding(
-        "client liveness", True, "by end of file only", "Linux 6.5 also notices forked children"
-    )
+def _liveness() -> Finding:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            os.close(ours.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD))
+        except OSError:
+            found = "a client's death shows at its last descriptor; from Linux 6.5 on, at once"
+            return Finding("client liveness", True, found)
+    return Finding("client liveness", True, "a client's death shows at once")
 
 
 def _fds() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ok = soft >= FDS_WANTED
-    return Finding("open files", ok, f"{soft} (hard {hard})", "" if ok else "ulimit -n 65536")
+    found = f"{soft} allowed (hard limit {hard})"
+    return Finding("open files", soft >= FDS_WANTED, found, "ulimit -n 65536")
 
 
-CHECKS = (_memory, _cgroup, _seals, _peer_pidfd, _fds)
+CHECKS = (_memory, _seals, _liveness, _fds)
 
 
 def doctor(
@@ -84,13 +80,10 @@ def doctor(
     """Check this machine and say what to change. Exits non-zero when a store could not run."""
     findings = [check() for check in CHECKS]
     if as_json:
-        import json
-        from dataclasses import asdict
-
         typer.echo(json.dumps({"checks": [asdict(finding) for finding in findings]}))
     else:
         for finding in findings:
             mark = "ok " if finding.ok else "BAD"
-            fix = f"; {finding.fix}" if finding.fix else ""
+            fix = "" if finding.ok else f"; {finding.fix}"
             typer.echo(f"{mark} {finding.name}: {finding.found}{fix}")
-    sys.exit(0 if all(finding.ok for finding in findings) else 1)
+    raise typer.Exit(0 if all(finding.ok for finding in findings) else 1)

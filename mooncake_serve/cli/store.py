@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from mooncake_serve.errors import ConfigError, StoreTimeout, StoreUnavailable
 
@@ -34,6 +33,8 @@ STOP_TIMEOUT_S = 60.0
 
 def parse_size(field: str, text: str) -> int:
     """Bytes in "4GiB". Raises ConfigError naming `field`."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
     try:
         size = TypeAdapter(ByteSize).validate_python(text)
     except ValidationError:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "mooncake_serve"
 
 LAYERS = [
-    {"errors"},
+    {"errors", "memory"},
     {"config"},
     {"client", "store", "models", "codec", "policy"},
     {"engine"},

@@ -14,9 +14,10 @@ from ray import serve
 
 import mooncake_serve.app as product
 from mooncake_serve.app import terminal
-from mooncake_serve.app.machine import check_machine, memory_limit
+from mooncake_serve.app.machine import check_machine
 from mooncake_serve.config import GIB, AppConfig, load_app_config
 from mooncake_serve.errors import ConfigError
+from mooncake_serve.memory import memory_limit
 
 SERVE_RUN = ["/venv/bin/python3", "/venv/bin/serve", "run", "app.yaml"]
 
