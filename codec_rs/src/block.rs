@@ -3,7 +3,7 @@
 //! A container is complete only once [`BlockWriter::finish`] has written its header, so a half-written
 //! one never parses.
 
-use crate::checksum::{checksum, copy_checksum};
+use crate::checksum::{checksum, copy_checksum, copy_near};
 use crate::coder::{ALIGN, Decoder, Encoder};
 use crate::container::{Header, Plane, header_len};
 use crate::error::CodecError;
@@ -42,28 +42,67 @@ impl<'a> BlockWriter<'a> {
     /// Code the next plane.
     pub fn plane(&mut self, raw: &[u8]) -> Result<(), CodecError> {
         expect_len(raw.len(), self.plane_bytes)?;
-        if self.planes.len() == self.shape.planes as usize {
-            return Err(CodecError::NoSuchPlane(self.shape.planes));
-        }
-        let sum = checksum(raw);
-        if let Some(codec) = self.encoder.code(self.codec, &self.shape, raw) {
-            let start = self.end.next_multiple_of(ALIGN);
-            self.place(start, self.encoder.coded().len(), codec, sum);
-            copy(self.encoder.coded(), &mut self.out[start..self.end]);
-        } else {
-            let follows_raw = self.planes.last().is_none_or(|plane| plane.codec == Codec::None);
-            let start = if follows_raw { self.end } else { self.end.next_multiple_of(ALIGN) };
-            self.place(start, raw.len(), Codec::None, sum);
-            copy(raw, &mut self.out[start..self.end]);
-        }
+        self.expect_more()?;
+        self.code(raw, checksum(raw));
         Ok(())
     }
 
-    /// Enter the next plane into the table, and clear the padding before it.
-    fn place(&mut self, start: usize, len: usize, codec: Codec, checksum: u64) {
+    /// Code the next plane from memory that another process may change: each byte is read once, so
+    /// that what is stored is what its checksum covers.
+    ///
+    /// # Safety
+    /// `source` must be readable for the bytes of a plane.
+    pub unsafe fn plane_shared(&mut self, source: *const u8) -> Result<(), CodecError> {
+        self.expect_more()?;
+        let len = self.plane_bytes;
+        if self.codec == Codec::None {
+            let start = self.place(len, Codec::None);
+            // SAFETY: by the caller's promise; `place` made room in `out`.
+            let sum = unsafe { copy_checksum(source, self.out[start..].as_mut_ptr(), len) };
+            self.seal(sum);
+            return Ok(());
+        }
+        let mut private = std::mem::take(&mut self.encoder.private);
+        private.resize(len, 0);
+        // SAFETY: by the caller's promise; `private` holds `len` bytes.
+        let sum = unsafe { copy_near(source, private.as_mut_ptr(), len) };
+        self.code(&private, sum);
+        self.encoder.private = private;
+        Ok(())
+    }
+
+    fn expect_more(&self) -> Result<(), CodecError> {
+        let full = self.planes.len() == self.shape.planes as usize;
+        if full { Err(CodecError::NoSuchPlane(self.shape.planes)) } else { Ok(()) }
+    }
+
+    fn code(&mut self, raw: &[u8], sum: u64) {
+        if let Some(codec) = self.encoder.code(self.codec, &self.shape, raw) {
+            let start = self.place(self.encoder.coded().len(), codec);
+            copy(self.encoder.coded(), &mut self.out[start..self.end]);
+        } else {
+            let start = self.place(raw.len(), Codec::None);
+            copy(raw, &mut self.out[start..self.end]);
+        }
+        self.seal(sum);
+    }
+
+    /// Enter the next plane into the table, and clear the padding before it; where it starts.
+    fn place(&mut self, len: usize, codec: Codec) -> usize {
+        let last = self.planes.last().map_or(Codec::None, |plane| plane.codec);
+        let gapless = last == Codec::None && codec == Codec::None;
+        let start = if gapless { self.end } else { self.end.next_multiple_of(ALIGN) };
         self.out[self.end..start].fill(0);
         self.end = start + len;
-        self.planes.push(Plane { offset: start as u64, len: len as u32, codec, checksum });
+        self.planes.push(Plane { offset: start as u64, len: len as u32, codec, checksum: 0 });
+        start
+    }
+
+    /// Complete the last plane's entry.
+    fn seal(&mut self, checksum: u64) {
+        if let Some(plane) = self.planes.last_mut() {
+            plane.checksum = checksum;
+        }
     }
 
     /// Write the header; returns the container's length.
@@ -180,6 +219,26 @@ mod tests {
         ] {
             assert_eq!(max_encoded_len(&shape), None);
             assert_eq!(encode_raw(&shape, &[], &mut []), Err(CodecError::BadShape));
+        }
+    }
+
+    #[test]
+    fn planes_from_shared_memory_are_the_same() {
+        let raw = block(&SHAPE);
+        let plane = SHAPE.plane_bytes().expect("a valid shape");
+        for codec in [Codec::None, Codec::Fast, Codec::Dense] {
+            let max = max_encoded_len(&SHAPE).expect("a valid shape");
+            let (mut want, mut have) = (vec![0; max], vec![0; max]);
+            let len = encode(codec, &SHAPE, &raw, &mut want).expect("encodes");
+            let mut encoder = Encoder::new();
+            let mut writer = BlockWriter::new(&mut encoder, codec, SHAPE, &mut have).expect("fits");
+            for raw in raw.chunks_exact(plane) {
+                // SAFETY: `raw` is a plane.
+                unsafe { writer.plane_shared(raw.as_ptr()) }.expect("codes");
+            }
+            assert_eq!(writer.plane(&raw[..plane]), Err(CodecError::NoSuchPlane(SHAPE.planes)));
+            assert_eq!(writer.finish(), Ok(len));
+            assert_eq!(have, want);
         }
     }
 

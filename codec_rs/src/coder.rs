@@ -26,6 +26,8 @@ pub struct Encoder {
     dense: dense::Scratch,
     fast: fast::Scratch,
     coded: Vec<u8>,
+    /// A plane copied out of memory that others may write.
+    pub(crate) private: Vec<u8>,
 }
 
 impl Encoder {

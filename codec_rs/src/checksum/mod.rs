@@ -77,6 +77,17 @@ pub unsafe fn copy_checksum(source: *const u8, target: *mut u8, len: usize) -> u
     state.finish()
 }
 
+/// [`copy_checksum`] into memory that is read again soon.
+///
+/// # Safety
+/// As for `copy_checksum`.
+pub(crate) unsafe fn copy_near(source: *const u8, target: *mut u8, len: usize) -> u64 {
+    let mut state = State::new(Isa::current());
+    // SAFETY: by the caller's promise.
+    unsafe { state.absorb(source, target, len, Write::Cached) };
+    state.finish()
+}
+
 impl Write {
     /// How to write a block of `len` bytes at `target`.
     fn to(target: *const u8, len: usize) -> Self {
