@@ -9,11 +9,9 @@ import contextlib
 import os
 import socket
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import openai
@@ -24,29 +22,14 @@ from ray import serve
 from mooncake_serve.config import StoreSettings, load_app_config
 from mooncake_serve.store import StoreClient
 from mooncake_serve.store.location import socket_path
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 120.0
-"""Bound of every wait; a test that reaches it has hung."""
 BLOCK_TOKENS = 32
 CONTEXT = 8192
 MODEL = "tiny"
 INGRESS_PORTS = range(30000, 31000)
 """Where Serve's ingress replicas listen when HAProxy is in front of them."""
-
-T = TypeVar("T")
-
-
-def eventually(probe: Callable[[], T], timeout_s: float = WAIT_S) -> T:
-    """Poll until `probe` gives something true; a bounded wait, not a timing assertion."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = probe()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"still {value!r} after {timeout_s} s")
-        time.sleep(0.1)
 
 
 def free_port() -> int:

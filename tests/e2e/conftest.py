@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import App, Cluster, eventually, save_tiny_model
+from tests.e2e.cluster import App, Cluster, save_tiny_model
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="session")

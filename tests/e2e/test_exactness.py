@@ -12,7 +12,8 @@ import httpx
 import pytest
 from ray import serve
 
-from tests.e2e.cluster import WAIT_S, App, Cluster, eventually
+from tests.e2e.cluster import App, Cluster
+from tests.waiting import WAIT_S, eventually
 
 BLOCK = 64
 NEW_TOKENS = 12

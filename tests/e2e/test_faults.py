@@ -19,7 +19,8 @@ import psutil
 import pytest
 from ray import serve
 
-from tests.e2e.cluster import BLOCK_TOKENS, MODEL, App, Cluster, eventually
+from tests.e2e.cluster import BLOCK_TOKENS, MODEL, App, Cluster
+from tests.waiting import eventually
 
 ROUNDS, CLIENTS = 4, 6
 LONG_ANSWER = 1500

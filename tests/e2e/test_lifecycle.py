@@ -16,7 +16,8 @@ import ray
 from mooncake_serve.config import StoreSettings
 from mooncake_serve.store import StoreClient
 from mooncake_serve.store_actor import StoreActor
-from tests.e2e.cluster import ROOT, WAIT_S, Cluster, eventually
+from tests.e2e.cluster import ROOT, Cluster
+from tests.waiting import WAIT_S, eventually
 
 IDLE_S = 1.0
 

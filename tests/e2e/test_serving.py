@@ -15,7 +15,8 @@ from ray.serve.config import RequestRouterConfig
 
 from mooncake_serve import app as product
 from tests.e2e.broken_router import BrokenRouter
-from tests.e2e.cluster import CONTEXT, MODEL, WAIT_S, App, Cluster, eventually
+from tests.e2e.cluster import CONTEXT, MODEL, App, Cluster
+from tests.waiting import WAIT_S, eventually
 
 PROMPT = "a long document, " * 20
 HELLO = [{"role": "user", "content": "hello"}]

@@ -6,7 +6,8 @@ import uuid
 
 from mooncake_serve.app import stores
 from mooncake_serve.config import StoreSettings
-from tests.e2e.cluster import App, Cluster, eventually
+from tests.e2e.cluster import App, Cluster
+from tests.waiting import eventually
 
 MIB = 1 << 20
 

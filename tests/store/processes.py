@@ -11,26 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from mooncake_serve.store import BlockShape, StoreClient, StoreServer, block_keys
+from tests.waiting import eventually
 
 MIB = 1 << 20
-T = TypeVar("T")
-
-
-def eventually(probe: Callable[[], T], timeout_s: float = 20.0) -> T:
-    """Poll until `probe` gives something true; a bounded wait, not a timing assertion."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = probe()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"still {value!r} after {timeout_s} s")
-        time.sleep(0.01)
 
 
 def chain(name: str, blocks: int) -> tuple[list[bytes], list[bytes | None]]:

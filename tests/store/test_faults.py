@@ -13,7 +13,8 @@ import pytest
 
 from mooncake_serve.errors import StoreTimeout, StoreUnavailable
 from mooncake_serve.store import BlockShape, NodeStore, StoreClient, StoreServer
-from tests.store.processes import MIB, Process, chain, eventually, store
+from tests.store.processes import MIB, Process, chain, store
+from tests.waiting import eventually
 
 SHAPE = BlockShape.opaque(256 * 1024)
 

@@ -9,7 +9,8 @@ import pytest
 
 from mooncake_serve.errors import ConfigError, StoreRefused, StoreUnavailable
 from mooncake_serve.store import BlockShape, StoreClient, StoreServer
-from tests.store.processes import MIB, Process, chain, eventually, store
+from tests.store.processes import MIB, Process, chain, store
+from tests.waiting import eventually
 
 
 def test_the_cap_holds_and_every_put_is_accounted_for(socket: Path) -> None:

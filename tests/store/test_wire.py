@@ -17,7 +17,8 @@ import pytest
 
 from mooncake_serve.errors import StoreProtocolError
 from mooncake_serve.store import BlockShape, StoreClient, StoreServer
-from tests.store.processes import chain, eventually
+from tests.store.processes import chain
+from tests.waiting import eventually
 
 HELLO, MATCH, LEASE, RELEASE, PUT = 1, 2, 3, 4, 6
 FAILED = 255
