@@ -28,7 +28,7 @@ from rich.table import Table
 
 from mooncake_serve.client import Client, Completion
 from mooncake_serve.config import AppConfig, load_app_config
-from mooncake_serve.errors import MooncakeError
+from mooncake_serve.errors import APIStatusError, MooncakeError
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
@@ -65,14 +65,14 @@ class Server:
                 command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
             )
 
-    def wait_healthy(self, client: Client) -> None:
-        """Return once the server answers. Raises DemoError with the log's end otherwise."""
+    def wait_ready(self, client: Client, replicas: int) -> None:
+        """Return once all replicas answer. Raises DemoError with the log's end otherwise."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not client.health():
+        while not (client.health() and _answers(client, replicas - 1)):
             if self._process.poll() is not None:
                 raise self._ended()
             if time.monotonic() > deadline:
-                raise DemoError(f"not healthy in {START_TIMEOUT_S:.0f} s\n{self._tail()}")
+                raise DemoError(f"not ready in {START_TIMEOUT_S:.0f} s\n{self._tail()}")
             time.sleep(0.5)
 
     def wait_end(self) -> None:
@@ -104,6 +104,15 @@ class Server:
     def _tail(self, lines: int = 20) -> str:
         text = self.log.read_text("utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+
+def _answers(client: Client, replica: int) -> bool:
+    """Whether the replica of this index runs; it does when all before it do."""
+    try:
+        client.complete("ready?", replica=replica, max_tokens=1)
+    except APIStatusError:
+        return False
+    return True
 
 
 def read_config(path: Path) -> tuple[AppConfig, str]:
@@ -238,7 +247,7 @@ def demonstrate(server: Server, client: Client, config: AppConfig, console: Cons
     """Wait for the server, run the job, report. Raises DemoError when it shows something else."""
     with step(console, f"starting {config.replicas.count} replicas and a store"):
         text = document(config)
-        server.wait_healthy(client)
+        server.wait_ready(client, config.replicas.count)
     answers, more = run_job(client, text, console)
     result = report(answers, store_stats(config))
     (BUILD / "demo.json").write_text(json.dumps(result, indent=2) + "\n")
