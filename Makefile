@@ -16,7 +16,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-gpu fault check bench build format lint rust-test clean
+.PHONY: help demo serve test test-slow test-gpu fault check bench figures build format lint rust-test clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -43,10 +43,13 @@ check: lint rust-test test ## all that CI runs
 
 bench: build model ## the benchmarks behind the README's figures, into build/
 	@mkdir -p build
-	@for name in store engine; do \
-	  echo "bench $$name"; \
-	  $(BIN)/mooncake-serve bench $$name --json $(EXTRA) > build/bench-$$name.json || exit 1; \
-	done
+	@run() { echo "bench $$*" >&2; $(BIN)/mooncake-serve bench "$$@" --json $(EXTRA); }; \
+	  run store > build/bench-store.json && \
+	  run engine --backend torch > build/bench-engine-torch.json && \
+	  run engine --backend native > build/bench-engine-native.json
+
+figures: build ## write the README's tables from what `make demo` and `make bench` left in build/
+	@$(BIN)/python scripts/figures.py
 
 build: $(STAMPS)/extension ## environment and Rust extension
 

@@ -48,7 +48,8 @@ class EngineConfig(Section):
     device: str = "auto"
     """"auto", "cpu", "cuda" or "cuda:1"."""
     threads: int = Field(default=1, ge=1, le=256)
-    block_tokens: int = Field(default=256, ge=16, le=1024)
+    block_tokens: int | None = Field(default=None, ge=16, le=1024)
+    """Tokens of a KV block; None takes what was measured best for the backend."""
     pool: Size = ByteSize(GIB)
     """Memory for KV blocks of running requests, and the prefixes kept from ended ones."""
     max_batch: int = Field(default=32, ge=1, le=1024)
@@ -59,8 +60,8 @@ class EngineConfig(Section):
 
     @field_validator("block_tokens")
     @classmethod
-    def _power_of_two(cls, value: int) -> int:
-        if value & (value - 1):
+    def _power_of_two(cls, value: int | None) -> int | None:
+        if value is not None and value & (value - 1):
             raise ValueError("must be a power of two, such as 256 or 512")
         return value
 
