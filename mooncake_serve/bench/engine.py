@@ -115,7 +115,7 @@ class Measurement:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._quick: bool = options.quick
-        self._turns: int = options.turns or (1 if self._quick else 3)
+        self._turns: int = options.turns or (1 if self._quick else 5)
         self._random = random.Random(20)
         settings: dict[str, Any] = {"device": "cpu", "backend": options.backend}
         settings["threads"] = options.threads
