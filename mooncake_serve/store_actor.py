@@ -31,7 +31,7 @@ from mooncake_serve.store.location import socket_dir, socket_path
 log = logging.getLogger(__name__)
 
 NAMESPACE = "mooncake-serve"
-WIRE_MAJOR = 1
+WIRE_MAJOR = 2
 START_TIMEOUT_S = 120.0
 ATTACH_TIMEOUT_S = 10.0
 HUNG_AFTER_S = 10.0

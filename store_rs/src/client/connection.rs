@@ -41,6 +41,7 @@ pub(super) struct Welcome {
     pub(super) pid: u32,
     pub(super) arena_bytes: u64,
     pub(super) ingest_bytes: u64,
+    pub(super) tiers: u8,
     pub(super) fds: Vec<OwnedFd>,
 }
 
@@ -70,8 +71,8 @@ impl Connection {
         wire.set_timeout(&socket, deadline)?;
         let (filled, fds) = recv_with_fds(&socket, &mut wire.buffer)?;
         let welcome = match wire.reply(&socket, filled, deadline)? {
-            Reply::Welcome { epoch, pid, arena_bytes, ingest_bytes } => {
-                Welcome { epoch, pid, arena_bytes, ingest_bytes, fds }
+            Reply::Welcome { epoch, pid, arena_bytes, ingest_bytes, tiers } => {
+                Welcome { epoch, pid, arena_bytes, ingest_bytes, tiers, fds }
             }
             Reply::Failed(error) => return Err(error),
             other => return Err(unexpected(&other)),

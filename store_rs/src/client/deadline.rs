@@ -30,6 +30,12 @@ impl Deadline {
         }
     }
 
+    /// Most of what is left, in milliseconds: for the other side, so that its answer arrives.
+    pub(super) fn share_ms(&self) -> Result<u32> {
+        let most = self.left()? * 4 / 5;
+        Ok(u32::try_from(most.as_millis()).unwrap_or(u32::MAX))
+    }
+
     /// Whether the moment has passed.
     pub fn passed(&self) -> bool {
         self.left().is_err()

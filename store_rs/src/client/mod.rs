@@ -1,7 +1,8 @@
 //! The blocking client: match, lease, read, put, each with a deadline.
 //!
-//! Owns two sessions: one for everything that reads, and, from the first put on, one with the put
-//! buffer, so that a lookup never waits behind a copy. Thread-safe. A failed session stays failed
+//! Owns up to three sessions, so that a lookup never waits behind a copy or a disk: one for all
+//! that is answered at once, from the first put on one with the put buffer, and, of a store with
+//! tiers below DRAM, from the first lease on one that leases. Thread-safe. A failed session stays failed
 //! (`Unavailable`); whoever wants to go on connects anew. A missing or corrupt block is never an
 //! error, only a shorter answer.
 
@@ -12,7 +13,7 @@ mod prefault;
 mod put;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::arena::ArenaView;
@@ -28,8 +29,12 @@ use put::Writer;
 /// A connected client.
 pub struct Client {
     reader: Arc<Connection>,
+    /// Whether a lease may wait for a tier below DRAM.
+    tiered: bool,
+    loader: OnceLock<Arc<Connection>>,
     arena: Arc<ArenaView>,
     writer: Writer,
+    path: PathBuf,
     epoch: u64,
     server_pid: u32,
 }
@@ -54,8 +59,11 @@ impl Client {
         let writer = Writer::new(PathBuf::from(path), ingest_bytes, welcome.epoch);
         Ok(Self {
             reader: Arc::new(reader),
+            tiered: welcome.tiers > 0,
+            loader: OnceLock::new(),
             arena,
             writer,
+            path: PathBuf::from(path),
             epoch: welcome.epoch,
             server_pid: welcome.pid,
         })
@@ -168,6 +176,22 @@ impl Client {
         })
     }
 
+    /// The session that leases.
+    fn loader(&self, deadline: Deadline) -> Result<&Arc<Connection>> {
+        if !self.tiered || self.is_forked() {
+            return Ok(&self.reader);
+        }
+        if let Some(loader) = self.loader.get() {
+            return Ok(loader);
+        }
+        let (loader, welcome) = Connection::open(&self.path, 0, deadline)?;
+        if welcome.epoch != self.epoch {
+            return Err(Error::unavailable("the store was restarted; connect again"));
+        }
+        // Of two threads that come here at once, one keeps its session and the other ends its own.
+        Ok(self.loader.get_or_init(|| Arc::new(loader)))
+    }
+
     fn lease_some(
         &self,
         keys: &[Key],
@@ -176,8 +200,9 @@ impl Client {
         deadline: Deadline,
     ) -> Result<Vec<Option<Lease>>> {
         check_tenant(tenant)?;
-        let request = Request::Lease { tenant, keys, prefix };
-        self.reader.call(&request, deadline, |reply| {
+        let loader = self.loader(deadline)?;
+        let request = Request::Lease { tenant, keys, prefix, wait_ms: deadline.share_ms()? };
+        loader.call(&request, deadline, |reply| {
             let Reply::Leases(entries) = reply else { return Err(unexpected(&reply)) };
             let fits = entries.len() == keys.len() || (prefix && entries.len() < keys.len());
             let entries = entries.iter().map(LeaseEntry::decode);
@@ -185,7 +210,7 @@ impl Client {
                 return Err(Error::protocol("the store leased bytes outside its arena"));
             }
             let lease = |entry: LeaseEntry| {
-                let (connection, arena) = (Arc::clone(&self.reader), Arc::clone(&self.arena));
+                let (connection, arena) = (Arc::clone(loader), Arc::clone(&self.arena));
                 (entry.len > 0).then(|| Lease::new(connection, arena, entry))
             };
             Ok(entries.map(lease).collect())

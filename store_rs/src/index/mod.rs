@@ -162,6 +162,12 @@ impl Index {
         matched
     }
 
+    /// Those of `keys` that are neither here nor being written.
+    pub fn missing(&self, keys: &[Key]) -> Vec<Key> {
+        let absent = |key: &&Key| self.find(key).and_then(|node| self.body(node)).is_none();
+        keys.iter().filter(absent).copied().collect()
+    }
+
     /// A new session, holding nothing.
     pub fn open_session(&mut self) -> SessionId {
         let id = self.next_session;

@@ -10,6 +10,7 @@
 //! supervises it starts a new one.
 
 mod control;
+pub(crate) mod fetch;
 mod options;
 mod put;
 mod session;
@@ -21,7 +22,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     pub(crate) draining: AtomicBool,
     /// Becomes readable when the server stops, and stays so.
     pub(crate) stop_event: OwnedFd,
+    /// Below DRAM, the fastest first.
+    pub(crate) tiers: Vec<Box<dyn fetch::Tier>>,
     index: Mutex<Index>,
     published: Condvar,
     ingest_left: Mutex<u64>,
@@ -70,6 +73,10 @@ impl Server {
     /// Fails with a configuration error that names the field if another store serves the socket or
     /// the memory cannot be had.
     pub fn start(options: Options) -> Result<Self> {
+        Self::start_above(options, Vec::new())
+    }
+
+    fn start_above(options: Options, tiers: Vec<Box<dyn fetch::Tier>>) -> Result<Self> {
         let budget = options.budget()?;
         let listener = Listener::bind(&options.socket)?;
         memory::check_fits("dram_bytes", options.dram_bytes)?;
@@ -84,6 +91,7 @@ impl Server {
             stopping: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             stop_event,
+            tiers,
             index: Mutex::new(index),
             published: Condvar::new(),
             ingest_left: Mutex::new(budget.ingest),
@@ -149,6 +157,15 @@ impl Shared {
         index: MutexGuard<'a, Index>,
     ) -> Result<MutexGuard<'a, Index>> {
         self.published.wait(index).map_err(|_| broken())
+    }
+
+    /// The same, for `limit` at most.
+    pub(crate) fn wait_published_for<'a>(
+        &self,
+        index: MutexGuard<'a, Index>,
+        limit: Duration,
+    ) -> Result<MutexGuard<'a, Index>> {
+        Ok(self.published.wait_timeout(index, limit).map_err(|_| broken())?.0)
     }
 
     /// Wake those who wait for a put.

@@ -6,15 +6,16 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
+use super::fetch::{self, Wanted};
 use super::{Peer, Shared};
 use crate::arena::Ingest;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fdpass::{recv_some, send_all, send_with_fds};
 use crate::index::SessionId;
-use crate::key::Key;
 use crate::wire::{self, HEADER_BYTES, LeaseEntry, MAX_ITEMS, Reply, Request};
 
 const FIRST_BUFFER: usize = 64 << 10;
@@ -81,10 +82,13 @@ impl Session {
                 self.shared.index()?.report_corrupt(self.id, token);
                 return Ok(());
             }
-            Request::Lease { keys, prefix, .. } => self.lease(keys, prefix, seq, out),
+            Request::Lease { tenant, keys, prefix, wait_ms } => {
+                let wait = Duration::from_millis(wait_ms.into());
+                let wanted = Wanted { tenant, keys, prefix, deadline: Instant::now() + wait };
+                self.lease(&wanted, seq, out)
+            }
             Request::Match { keys, .. } => {
-                let now = self.shared.now();
-                let matched = self.shared.index()?.match_prefix(keys, now);
+                let matched = fetch::match_prefix(&self.shared, keys)?;
                 Reply::Count(matched as u32).encode(seq, out);
                 Ok(())
             }
@@ -133,6 +137,7 @@ impl Session {
             pid: std::process::id(),
             arena_bytes: self.shared.arena.size(),
             ingest_bytes: granted,
+            tiers: self.shared.tiers.len() as u8,
         };
         reply.encode(seq, &mut frame);
         let arena = self.shared.arena.fd();
@@ -142,7 +147,9 @@ impl Session {
         }
     }
 
-    fn lease(&self, keys: &[Key], prefix: bool, seq: u64, out: &mut Vec<u8>) -> Result<()> {
+    fn lease(&self, wanted: &Wanted<'_>, seq: u64, out: &mut Vec<u8>) -> Result<()> {
+        fetch::bring(&self.shared, wanted)?;
+        let Wanted { keys, prefix, .. } = *wanted;
         let now = self.shared.now();
         let mut entries = Vec::with_capacity(keys.len().min(MAX_ITEMS));
         let mut index = self.shared.index()?;

@@ -64,6 +64,8 @@ pub enum Request<'a> {
         keys: &'a [Key],
         /// Stop at the first absent one.
         prefix: bool,
+        /// How long blocks may take to come from the tiers below DRAM.
+        wait_ms: u32,
     },
     /// End leases. No reply.
     Release {
@@ -127,7 +129,8 @@ impl<'a> Request<'a> {
             HELLO => Self::Hello { ingest_bytes: at.u64()? },
             MATCH => Self::Match { tenant: at.text()?, keys: keys(&mut at)? },
             LEASE => {
-                Self::Lease { prefix: at.u8()? != 0, tenant: at.text()?, keys: keys(&mut at)? }
+                let (prefix, wait_ms) = (at.u8()? != 0, at.u32()?);
+                Self::Lease { tenant: at.text()?, keys: keys(&mut at)?, prefix, wait_ms }
             }
             RELEASE => {
                 let count = at.u32()?;
@@ -161,8 +164,9 @@ impl<'a> Request<'a> {
                 put_text(out, tenant);
                 put_records(out, keys);
             }),
-            Self::Lease { tenant, keys, prefix } => frame(out, LEASE, seq, |out| {
+            Self::Lease { tenant, keys, prefix, wait_ms } => frame(out, LEASE, seq, |out| {
                 out.push(u8::from(prefix));
+                out.extend(wait_ms.to_le_bytes());
                 put_text(out, tenant);
                 put_records(out, keys);
             }),

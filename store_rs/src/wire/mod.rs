@@ -13,7 +13,7 @@ pub use messages::{BlockShape, PutItem, Request};
 pub use replies::{LeaseEntry, PutStatus, Reply, StatsReply};
 
 /// Version of everything below the header.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 16;
 /// Largest payload either side accepts.

@@ -62,6 +62,8 @@ pub enum Reply<'a> {
         arena_bytes: u64,
         /// Size of the put buffer granted; 0 if none.
         ingest_bytes: u64,
+        /// Tiers below DRAM: if there are any, a lease may take as long as they do.
+        tiers: u8,
     },
     /// Answers match and evict.
     Count(u32),
@@ -131,6 +133,7 @@ impl<'a> Reply<'a> {
                 pid: at.u32()?,
                 arena_bytes: at.u64()?,
                 ingest_bytes: at.u64()?,
+                tiers: at.u8()?,
             },
             COUNT => Self::Count(at.u32()?),
             LEASES => {
@@ -160,12 +163,13 @@ impl<'a> Reply<'a> {
     /// Append the answer as a frame to `out`.
     pub fn encode(&self, seq: u64, out: &mut Vec<u8>) {
         match self {
-            Self::Welcome { epoch, pid, arena_bytes, ingest_bytes } => {
+            Self::Welcome { epoch, pid, arena_bytes, ingest_bytes, tiers } => {
                 frame(out, WELCOME, seq, |out| {
                     out.extend(epoch.to_le_bytes());
                     out.extend(pid.to_le_bytes());
                     out.extend(arena_bytes.to_le_bytes());
                     out.extend(ingest_bytes.to_le_bytes());
+                    out.push(*tiers);
                 });
             }
             Self::Count(count) => frame(out, COUNT, seq, |out| out.extend(count.to_le_bytes())),

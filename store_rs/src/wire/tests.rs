@@ -27,7 +27,7 @@ fn every_request_survives_the_wire() {
     assert_eq!(PutItem::decode(&root.encode()), root);
     round_trip(Request::Hello { ingest_bytes: 5 });
     round_trip(Request::Match { tenant: "acme", keys: &keys });
-    round_trip(Request::Lease { tenant: "", keys: &keys, prefix: true });
+    round_trip(Request::Lease { tenant: "", keys: &keys, prefix: true, wait_ms: 80 });
     round_trip(Request::Release { tokens: &[[7; 8]] });
     round_trip(Request::Corrupt { token: 9 });
     round_trip(Request::Put { tenant: "t", shape, items: &[item.encode(), root.encode()] });
@@ -43,7 +43,7 @@ fn every_reply_survives_the_wire() {
     let stats =
         StatsReply { values: vec![("blocks".into(), 3)], tenants: vec![("acme".into(), 4096, 1)] };
     for reply in [
-        Reply::Welcome { epoch: 1, pid: 2, arena_bytes: 3, ingest_bytes: 4 },
+        Reply::Welcome { epoch: 1, pid: 2, arena_bytes: 3, ingest_bytes: 4, tiers: 2 },
         Reply::Count(9),
         Reply::Leases(&[entry.encode()]),
         Reply::PutDone(&[0, 1, 2]),
@@ -65,7 +65,7 @@ fn versions_tell_each_other_apart() {
     Request::Ping.encode(0, &mut bytes);
     bytes[4] = VERSION + 1;
     let error = split(&bytes).expect_err("another version");
-    assert!(error.message().contains("wire version 2"), "{error}");
+    assert!(error.message().contains("wire version 3"), "{error}");
 }
 
 #[test]
