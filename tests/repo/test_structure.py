@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "mooncake_serve"
 
 LAYERS = [
-    {"errors", "memory"},
-    {"config"},
+    {"errors", "memory", "metrics"},
+    {"config", "prometheus"},
     {"client", "store", "models", "codec", "policy"},
     {"engine"},
     {"store_actor", "router"},

@@ -1,0 +1,123 @@
+"""Metrics as a Prometheus scrape: one registry per `PrometheusSink`, nothing global.
+
+Live values go into `prometheus_client`'s instruments; snapshots (an engine's, a store's) are asked
+for at each scrape through `watch`, so they cost nothing in between.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    start_http_server,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from mooncake_serve.metrics import Metric, Sample
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Source = Callable[[], Iterable[Sample]]
+Instrument = Counter | Gauge | Histogram
+
+
+class PrometheusSink:
+    """Implements `Sink`, and renders what it was given."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._instruments: dict[Metric, Instrument] = {}
+        self._lock = threading.Lock()
+
+    def add(self, metric: Metric, amount: float = 1.0, labels: tuple[str, ...] = ()) -> None:
+        """See Sink."""
+        instrument = self._instrument(metric, labels)
+        assert isinstance(instrument, Counter), metric.name
+        instrument.inc(amount)
+
+    def set(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
+        """See Sink."""
+        instrument = self._instrument(metric, labels)
+        assert isinstance(instrument, Gauge), metric.name
+        instrument.set(value)
+
+    def observe(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
+        """See Sink."""
+        instrument = self._instrument(metric, labels)
+        assert isinstance(instrument, Histogram), metric.name
+        instrument.observe(value)
+
+    def watch(self, source: Source) -> None:
+        """Include `source`'s samples in every scrape. Its metrics must not be set here as well."""
+        self._registry.register(_Snapshot(source))
+
+    def render(self) -> bytes:
+        """The scrape, as `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+    @contextmanager
+    def serve(self, host: str, port: int) -> Iterator[int]:
+        """Answer scrapes on a thread; yields the port, which 0 leaves to the kernel."""
+        server, thread = start_http_server(port, addr=host, registry=self._registry)
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def _instrument(self, metric: Metric, labels: tuple[str, ...]) -> Instrument:
+        instrument = self._instruments.get(metric)
+        if instrument is None:
+            with self._lock:
+                instrument = self._instruments.get(metric) or self._create(metric)
+                self._instruments[metric] = instrument
+        return instrument.labels(*labels) if labels else instrument
+
+    def _create(self, metric: Metric) -> Instrument:
+        if metric.kind == "histogram":
+            return Histogram(
+                metric.name,
+                metric.help,
+                metric.labels,
+                registry=self._registry,
+                buckets=metric.buckets,
+            )
+        kind = Counter if metric.kind == "counter" else Gauge
+        return kind(metric.name, metric.help, metric.labels, registry=self._registry)
+
+
+class _Snapshot:
+    """A collector that asks `source` at each scrape."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def describe(self) -> list[CounterMetricFamily]:
+        """Nothing: registering must not ask the source."""
+        return []
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """The families of one snapshot."""
+        families: dict[Metric, CounterMetricFamily | GaugeMetricFamily] = {}
+        for metric, labels, value in self._source():
+            if metric not in families:
+                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                families[metric] = kind(metric.name, metric.help, labels=metric.labels)
+            families[metric].add_metric(labels, value)
+        yield from families.values()
+
+
+def render_samples(samples: Iterable[Sample]) -> bytes:
+    """One snapshot as a scrape."""
+    sink = PrometheusSink()
+    kept = list(samples)
+    sink.watch(lambda: kept)
+    return sink.render()
