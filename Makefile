@@ -16,7 +16,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-gpu fault check bench figures build format lint rust-test clean
+.PHONY: help demo serve test test-slow test-gpu fault check bench figures build format lint rust-test manifests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -50,6 +50,9 @@ bench: build model ## the benchmarks behind the README's figures, into build/
 
 figures: build ## write the README's tables from what `make demo` and `make bench` left in build/
 	@$(BIN)/python scripts/figures.py
+
+manifests: build ## write the applications of deployments/ into the overlays of k8s/
+	@$(BIN)/python scripts/k8s_config.py
 
 build: $(STAMPS)/extension ## environment and Rust extension
 

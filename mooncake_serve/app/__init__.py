@@ -22,6 +22,8 @@ from mooncake_serve.replica import ModelReplica
 from mooncake_serve.router.request_router import PlannedRouter
 
 INGRESS_ONGOING_MAX = 1024
+INGRESS_CPUS = 0.01
+"""Next to nothing, but more than the head of a cluster offers, which should run no store."""
 HEALTH_PERIOD_S = 5
 HEALTH_TIMEOUT_S = 30
 
@@ -64,7 +66,7 @@ def _ingress_deployment() -> Any:
         name="ingress",
         num_replicas=1,
         max_ongoing_requests=INGRESS_ONGOING_MAX,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": INGRESS_CPUS},
     )(Ingress)
 
 

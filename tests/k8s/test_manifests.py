@@ -1,0 +1,238 @@
+"""The overlays after a real kustomize build, held against schemas and against what pods need."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from mooncake_serve.app.machine import REPLICA_OVERHEAD
+from mooncake_serve.config import AppConfig, load_app_config
+from tests.k8s.schemas import CRDS, ROOT, UNCHECKED, crd_schema, problems
+
+OVERLAYS = {"cpu-demo": "app.yaml", "gpu": "gpu-cluster.yaml"}
+KUBERNETES = "1.34"
+UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+
+needs_crds = pytest.mark.skipif(
+    not CRDS.is_dir(), reason="KubeRay's CRDs are not here; name them in MOONCAKE_KUBERAY_CRDS"
+)
+every_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+def kustomize(folder: Path) -> list[dict[str, Any]]:
+    """The documents of a folder; kubectl's own kustomize or the tool of that name."""
+    command = ["kustomize", "build"] if shutil.which("kustomize") else ["kubectl", "kustomize"]
+    if not shutil.which(command[0]):
+        pytest.skip("neither kustomize nor kubectl is installed")
+    ran = subprocess.run([*command, str(folder)], capture_output=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr.decode()
+    return list(yaml.safe_load_all(ran.stdout))
+
+
+@functools.cache
+def built(overlay: str) -> list[dict[str, Any]]:
+    return kustomize(ROOT / "k8s" / "overlays" / overlay)
+
+
+def one(overlay: str, kind: str) -> dict[str, Any]:
+    (found,) = [document for document in built(overlay) if document["kind"] == kind]
+    return copy.deepcopy(found)
+
+
+def pods(overlay: str) -> dict[str, dict[str, Any]]:
+    """Pod templates of the Ray cluster and of whatever else runs, by name."""
+    cluster = one(overlay, "RayService")["spec"]["rayClusterConfig"]
+    found = {"head": cluster["headGroupSpec"]["template"]}
+    found |= {group["groupName"]: group["template"] for group in cluster["workerGroupSpecs"]}
+    for document in built(overlay):
+        if document["kind"] in {"StatefulSet", "Deployment"}:
+            found[document["metadata"]["name"]] = document["spec"]["template"]
+    return found
+
+
+def application(overlay: str) -> AppConfig:
+    config = yaml.safe_load(one(overlay, "RayService")["spec"]["serveConfigV2"])
+    return load_app_config(config["applications"][0]["args"])
+
+
+def size(text: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([KMG]i)?", text).groups()  # pyright: ignore
+    return int(number) * UNITS.get(unit, 1)
+
+
+@needs_crds
+@every_overlay
+def test_rayservice_against_the_crd(overlay: str) -> None:
+    schema = crd_schema("RayService")
+    service = one(overlay, "RayService")
+    assert problems(service, schema) == []
+    worker = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    worker["template"]["spec"]["containers"][0]["lifecycel"] = {}
+    assert problems(service, schema), "a misspelt field must be refused"
+
+
+@every_overlay
+def test_core_resources_against_kubernetes_schemas(overlay: str) -> None:
+    checked = 0
+    for document in built(overlay):
+        if document["kind"] in UNCHECKED | {"RayService"}:
+            continue
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        checked += 1
+    assert checked >= 6
+
+
+@every_overlay
+def test_serve_config_is_what_ray_accepts(overlay: str) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    text = one(overlay, "RayService")["spec"]["serveConfigV2"]
+    parsed = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    assert parsed.applications[0].import_path == "mooncake_serve.app:build"
+    application(overlay)
+
+
+@every_overlay
+def test_only_the_address_differs_from_the_deployment(overlay: str) -> None:
+    source = yaml.safe_load((ROOT / "deployments" / OVERLAYS[overlay]).read_text("utf-8"))
+    config = yaml.safe_load(one(overlay, "RayService")["spec"]["serveConfigV2"])
+    assert source["http_options"].pop("host") == "127.0.0.1"
+    assert config["http_options"].pop("host") == "0.0.0.0"
+    assert config == source
+
+
+def test_overlays_are_up_to_date() -> None:
+    command = [sys.executable, ROOT / "scripts" / "k8s_config.py", "--check"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, f"run `make manifests`: {ran.stdout}"
+
+
+@every_overlay
+def test_cluster_shape(overlay: str) -> None:
+    spec = one(overlay, "RayService")["spec"]
+    cluster = spec["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert workers["replicas"] >= 2
+    assert cluster["enableInTreeAutoscaling"]
+    assert cluster["autoscalerOptions"]["version"] == "v2"
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]
+    assert spec["rayClusterDeletionDelaySeconds"] > application(overlay).api.request_timeout_s
+    pinned = re.search(r"ray\[serve\]==([\d.]+)\.\*", (ROOT / "pyproject.toml").read_text())
+    assert pinned is not None
+    assert cluster["rayVersion"].startswith(pinned[1])
+    stop = workers["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert "mooncake-serve store drain" in stop[-1]
+
+
+@every_overlay
+def test_every_pod_is_confined(overlay: str) -> None:
+    for name, template in pods(overlay).items():
+        spec = template["spec"]
+        context = spec["securityContext"]
+        assert context["runAsNonRoot"], name
+        assert context["runAsUser"] > 0, name
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "mooncake-serve", name
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, name
+            assert container["resources"]["limits"]["memory"], name
+        if name != "head":  # Its autoscaler asks the API server.
+            assert spec["automountServiceAccountToken"] is False, name
+
+
+@every_overlay
+def test_no_arena_in_a_volume(overlay: str) -> None:
+    """The arena is a memfd inside the container's limit; a memory volume would count it twice."""
+    for template in pods(overlay).values():
+        for volume in template["spec"].get("volumes", []):
+            assert volume.get("emptyDir", {}).get("medium") != "Memory", volume["name"]
+
+
+@every_overlay
+def test_a_worker_has_room_for_the_worst_placement(overlay: str) -> None:
+    """Store, every replica that its CPUs and GPUs can take, and Ray's object store."""
+    config = application(overlay)
+    (group,) = one(overlay, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    replicas = min(config.replicas.count, int(int(limits["cpu"]) / config.replicas.num_cpus))
+    if config.replicas.num_gpus:
+        replicas = min(replicas, int(int(limits["nvidia.com/gpu"]) / config.replicas.num_gpus))
+    on_cpu = not config.replicas.num_gpus
+    replica = REPLICA_OVERHEAD + (config.engine.pool if on_cpu else 0)
+    objects = int(group["rayStartParams"]["object-store-memory"])
+    need = config.store.dram + replicas * replica + objects
+    assert need <= size(limits["memory"]), f"{need >> 20} MiB for {replicas} replicas"
+
+
+@every_overlay
+def test_gpu_pods_have_a_host_each(overlay: str) -> None:
+    (group,) = one(overlay, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    if "nvidia.com/gpu" not in limits:
+        assert application(overlay).replicas.num_gpus == 0
+        return
+    affinity = group["template"]["spec"]["affinity"]["podAntiAffinity"]
+    (rule,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    labels = group["template"]["metadata"]["labels"]
+    assert rule["labelSelector"]["matchLabels"].items() <= labels.items()
+    gpus = int(limits["nvidia.com/gpu"])
+    assert application(overlay).replicas.count == gpus * group["replicas"]
+
+
+@every_overlay
+def test_the_network_is_closed_but_for_names(overlay: str) -> None:
+    policies = [document for document in built(overlay) if document["kind"] == "NetworkPolicy"]
+    labels = pods(overlay)["workers"]["metadata"]["labels"]
+    main = next(policy for policy in policies if policy["metadata"]["name"] == "mooncake")
+    assert main["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert main["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    own = {"podSelector": {"matchLabels": {"app.kubernetes.io/part-of": "mooncake-serve"}}}
+    for rule in main["spec"]["ingress"]:
+        assert rule["from"] == [own] or {port["port"] for port in rule["ports"]} <= {
+            8000,
+            8265,
+            8080,
+            9101,
+        }
+    for rule in main["spec"]["egress"]:
+        assert rule["to"] == [own] or {port["port"] for port in rule["ports"]} == {53}
+
+
+@pytest.mark.parametrize("component", ["peer-tls", "monitoring", "redis"])
+def test_components_build_on_the_demo(component: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "k8s", tmp_path / "k8s")
+    demo = tmp_path / "k8s" / "overlays" / "cpu-demo" / "kustomization.yaml"
+    overlay = yaml.safe_load(demo.read_text("utf-8"))
+    overlay["components"] = [f"../../components/{component}"]
+    demo.write_text(yaml.safe_dump(overlay), "utf-8")
+    documents = kustomize(demo.parent)
+    assert any(document["kind"] == "RayService" for document in documents)
+    if component == "peer-tls":
+        service = next(one for one in documents if one["kind"] == "RayService")
+        (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+        mounts = group["template"]["spec"]["containers"][0]["volumeMounts"]
+        assert {mount["name"] for mount in mounts} == {"tmp", "cache", "keys", "peer-tls"}
+
+
+def test_no_secret_is_in_the_repository() -> None:
+    for path in (ROOT / "k8s").rglob("*.yaml"):
+        for document in yaml.safe_load_all(path.read_text("utf-8")):
+            kind = document.get("kind") if isinstance(document, dict) else None
+            assert kind != "Secret", path
