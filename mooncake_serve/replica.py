@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -26,6 +26,8 @@ from mooncake_serve.engine.protocol import (
     GenerationRequest,
 )
 from mooncake_serve.errors import EngineFailed, RequestError
+from mooncake_serve.metrics import Sample, engine_samples, store_client_samples
+from mooncake_serve.ray_metrics import RaySink, Reporter
 from mooncake_serve.store_actor import attach
 
 
@@ -95,6 +97,7 @@ class ModelReplica:
         self._store = attach(app.store)
         self._engine = build_engine(app, self._store)
         self._id = serve.get_replica_context().replica_id.unique_id
+        self._reporter = Reporter(RaySink({"replica": self._id}), self._samples)
 
     async def describe(self) -> dict[str, Any]:
         """What the ingress needs to know of the model."""
@@ -124,12 +127,20 @@ class ModelReplica:
         store = asdict(self._store.stats()) if self._store else None
         return {"engine": asdict(self._engine.stats()), "store": store}
 
+    def _samples(self) -> Iterator[Sample]:
+        yield from engine_samples(asdict(self._engine.stats()), self._engine.info.name)
+        if self._store is not None:
+            yield from store_client_samples(asdict(self._store.stats()))
+
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
         if not self._engine.healthy:
             raise EngineFailed("the engine's thread has ended")
 
     def __del__(self) -> None:
+        reporter = getattr(self, "_reporter", None)
+        if reporter is not None:
+            reporter.close()
         engine = getattr(self, "_engine", None)
         if engine is not None:
             engine.close()

@@ -25,6 +25,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mooncake_serve.config import StoreSettings
 from mooncake_serve.errors import StoreConfigMismatch
+from mooncake_serve.metrics import store_samples
+from mooncake_serve.ray_metrics import RaySink, Reporter
 from mooncake_serve.store import NodeStore, StoreServer
 from mooncake_serve.store.location import socket_dir, socket_path
 
@@ -58,6 +60,10 @@ class StoreActor:
             max_sessions=parsed.max_sessions,
         )
         self._server.start()
+        node = ray.get_runtime_context().get_node_id()
+        self._reporter = Reporter(
+            RaySink({"node": node}), lambda: store_samples(self._server.stats())
+        )
         if parsed.idle_exit_s:
             threading.Thread(
                 target=self._exit_when_idle, args=(parsed.idle_exit_s,), daemon=True
@@ -66,6 +72,10 @@ class StoreActor:
     def settings(self) -> dict[str, Any]:
         """What the first creator asked for."""
         return self._settings
+
+    def stats(self) -> dict[str, Any]:
+        """The store's counters and gauges."""
+        return self._server.stats()
 
     def pid(self) -> int:
         """Process of the store."""
