@@ -16,7 +16,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-gpu fault check bench figures build format lint rust-test manifests clean
+.PHONY: help demo serve test test-slow test-gpu fault check docs bench figures build format lint rust-test manifests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -39,7 +39,10 @@ test-gpu: build model ## engine and exactness tests on a CUDA device
 fault: build ## processes killed and stopped at the worst moments
 	@$(BIN)/python -m pytest tests/store/test_faults.py tests/e2e/test_faults.py $(EXTRA)
 
-check: lint rust-test test ## all that CI runs
+check: lint rust-test test docs ## all that CI runs
+
+docs: build ## the documentation, into build/site; a warning is an error
+	@DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 bench: build model ## the benchmarks behind the README's figures, into build/
 	@mkdir -p build
@@ -98,6 +101,6 @@ $(STAMPS)/extension: pyproject.toml $(RUST_SOURCES) | $(STAMPS)/tools
 	@ls -d $(VENV)/lib/*/site-packages/torch >/dev/null 2>&1 || \
 	  echo "Installing Python packages first: GBs, mostly torch"
 	@mkdir -p build
-	@VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop --release --extras serve,dev \
+	@VIRTUAL_ENV="$(CURDIR)/$(VENV)" $(BIN)/maturin develop --release --extras serve,dev,docs \
 	  > build/setup.log 2>&1 || { tail -40 build/setup.log; exit 1; }
 	@touch $@

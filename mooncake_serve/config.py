@@ -22,7 +22,7 @@ Size = Annotated[ByteSize, Field(gt=0)]
 class Section(BaseModel):
     """Base of every section: immutable, no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class ModelConfig(Section):

@@ -7,6 +7,8 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +17,7 @@ import typer
 from mooncake_serve.errors import ConfigError, StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
-    from mooncake_serve.store import StoreClient
+    from mooncake_serve.store import StoreClient, StoreServer
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -51,6 +53,9 @@ def run(
     socket: Annotated[Path | None, typer.Option(help="Where clients connect.")] = None,
     ingest: Annotated[str, typer.Option(help="Largest put buffer of a client.")] = "64MiB",
     max_sessions: Annotated[int, typer.Option(min=1, max=4096)] = 64,
+    metrics: Annotated[
+        str | None, typer.Option(help="host:port where Prometheus may ask for its counters.")
+    ] = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     if context.invoked_subcommand:
@@ -71,11 +76,35 @@ def run(
     typer.echo(f"reserving {dram} of memory", err=True)
     server.start()
     typer.echo(f"store serves on {socket}, pid {server.pid}", err=True)
-    while not ended.wait(1.0):
-        if not server.is_running:
-            typer.echo("the store stopped by itself; its last message says why", err=True)
-            raise typer.Exit(1)
+    with _exporter(server, metrics):
+        while not ended.wait(1.0):
+            if not server.is_running:
+                typer.echo("the store stopped by itself; its last message says why", err=True)
+                raise typer.Exit(1)
     server.stop(drain=True)
+
+
+@contextmanager
+def _exporter(server: StoreServer, address: str | None) -> Iterator[None]:
+    """Answer scrapes on `address` meanwhile. Raises ConfigError when that cannot be."""
+    if address is None:
+        yield
+        return
+    from mooncake_serve.metrics import store_samples
+    from mooncake_serve.prometheus import PrometheusSink
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError("--metrics", f"{address!r} is not host:port, such as 127.0.0.1:9400")
+    sink = PrometheusSink()
+    sink.watch(lambda: store_samples(server.stats()))
+    with ExitStack() as stack:
+        try:
+            bound = stack.enter_context(sink.serve(host, int(port)))
+        except OSError as err:
+            raise ConfigError("--metrics", f"{address}: {err.strerror}") from err
+        typer.echo(f"metrics on http://{host}:{bound}/metrics", err=True)
+        yield
 
 
 @app.command()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,32 @@ def test_stop_ends_a_store_process(socket: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_store_answers_scrapes(socket: Path) -> None:
+    process = subprocess.Popen(
+        [COMMAND, "store", "--dram", "64MiB", "--socket", str(socket), "--metrics", "127.0.0.1:0"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        said = [process.stderr.readline() for _ in range(3)]
+        url = said[2].removeprefix("metrics on ").strip()
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            scraped = answer.read().decode()
+        assert "mooncake_store_dram_bytes 6.7108864e+07" in scraped
+        assert 'mooncake_store_bytes{state="free",tier="dram"}' in scraped
+    finally:
+        process.terminate()
+        assert process.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.parametrize("address", ["9400", "host:port", ":1", "192.0.2.1:9400"])
+def test_metrics_need_an_address_to_listen_on(socket: Path, address: str) -> None:
+    done = run("store", "--dram", "64MiB", "--socket", str(socket), "--metrics", address)
+    assert done.returncode == 1
+    assert "--metrics" in done.stderr
 
 
 def test_stop_leaves_other_programs_alone(socket: Path) -> None:
