@@ -22,18 +22,19 @@ pub struct BlockWriter<'a> {
 }
 
 impl<'a> BlockWriter<'a> {
-    /// Begin a container in `out`, which must hold `max_encoded_len(shape)` bytes.
+    /// Begin a container in `out`. `max_encoded_len(shape)` bytes are always enough; a coded block
+    /// usually needs less, and one that does not fit ends in [`CodecError::NoRoom`].
     pub fn new(
         encoder: &'a mut Encoder,
         codec: Codec,
         shape: Shape,
         out: &'a mut [u8],
     ) -> Result<Self, CodecError> {
-        let raw = shape.raw_bytes().ok_or(CodecError::BadShape)?;
+        shape.raw_bytes().ok_or(CodecError::BadShape)?;
         let plane_bytes = shape.plane_bytes().ok_or(CodecError::BadShape)?;
         let end = header_len(&shape);
-        if out.len() < end + raw {
-            return Err(CodecError::WrongSize { have: out.len(), want: end + raw });
+        if out.len() < end {
+            return Err(CodecError::NoRoom(out.len()));
         }
         let planes = Vec::with_capacity(shape.planes as usize);
         Ok(Self { encoder, codec, shape, plane_bytes, planes, end, out })
@@ -43,8 +44,7 @@ impl<'a> BlockWriter<'a> {
     pub fn plane(&mut self, raw: &[u8]) -> Result<(), CodecError> {
         expect_len(raw.len(), self.plane_bytes)?;
         self.expect_more()?;
-        self.code(raw, checksum(raw));
-        Ok(())
+        self.code(raw, checksum(raw))
     }
 
     /// Code the next plane from memory that another process may change: each byte is read once, so
@@ -56,7 +56,7 @@ impl<'a> BlockWriter<'a> {
         self.expect_more()?;
         let len = self.plane_bytes;
         if self.codec == Codec::None {
-            let start = self.place(len, Codec::None);
+            let start = self.place(len, Codec::None)?;
             // SAFETY: by the caller's promise; `place` made room in `out`.
             let sum = unsafe { copy_checksum(source, self.out[start..].as_mut_ptr(), len) };
             self.seal(sum);
@@ -66,9 +66,9 @@ impl<'a> BlockWriter<'a> {
         private.resize(len, 0);
         // SAFETY: by the caller's promise; `private` holds `len` bytes.
         let sum = unsafe { copy_near(source, private.as_mut_ptr(), len) };
-        self.code(&private, sum);
+        let coded = self.code(&private, sum);
         self.encoder.private = private;
-        Ok(())
+        coded
     }
 
     fn expect_more(&self) -> Result<(), CodecError> {
@@ -76,26 +76,30 @@ impl<'a> BlockWriter<'a> {
         if full { Err(CodecError::NoSuchPlane(self.shape.planes)) } else { Ok(()) }
     }
 
-    fn code(&mut self, raw: &[u8], sum: u64) {
+    fn code(&mut self, raw: &[u8], sum: u64) -> Result<(), CodecError> {
         if let Some(codec) = self.encoder.code(self.codec, &self.shape, raw) {
-            let start = self.place(self.encoder.coded().len(), codec);
+            let start = self.place(self.encoder.coded().len(), codec)?;
             copy(self.encoder.coded(), &mut self.out[start..self.end]);
         } else {
-            let start = self.place(raw.len(), Codec::None);
+            let start = self.place(raw.len(), Codec::None)?;
             copy(raw, &mut self.out[start..self.end]);
         }
         self.seal(sum);
+        Ok(())
     }
 
     /// Enter the next plane into the table, and clear the padding before it; where it starts.
-    fn place(&mut self, len: usize, codec: Codec) -> usize {
+    fn place(&mut self, len: usize, codec: Codec) -> Result<usize, CodecError> {
         let last = self.planes.last().map_or(Codec::None, |plane| plane.codec);
         let gapless = last == Codec::None && codec == Codec::None;
         let start = if gapless { self.end } else { self.end.next_multiple_of(ALIGN) };
+        if start + len > self.out.len() {
+            return Err(CodecError::NoRoom(self.out.len()));
+        }
         self.out[self.end..start].fill(0);
         self.end = start + len;
         self.planes.push(Plane { offset: start as u64, len: len as u32, codec, checksum: 0 });
-        start
+        Ok(start)
     }
 
     /// Complete the last plane's entry.
@@ -115,8 +119,8 @@ impl<'a> BlockWriter<'a> {
     }
 }
 
-/// Code a whole block into `out`, which must hold `max_encoded_len(shape)` bytes; returns the
-/// container's length.
+/// Code a whole block into `out`, for which `max_encoded_len(shape)` bytes are always enough; returns
+/// the container's length.
 pub fn encode(
     codec: Codec,
     shape: &Shape,
@@ -239,6 +243,20 @@ mod tests {
             assert_eq!(writer.plane(&raw[..plane]), Err(CodecError::NoSuchPlane(SHAPE.planes)));
             assert_eq!(writer.finish(), Ok(len));
             assert_eq!(have, want);
+        }
+    }
+
+    #[test]
+    fn a_container_takes_what_it_needs_and_no_more() {
+        let raw = block(&SHAPE);
+        for codec in [Codec::None, Codec::Fast, Codec::Dense] {
+            let mut out = vec![0; max_encoded_len(&SHAPE).expect("a valid shape")];
+            let len = encode(codec, &SHAPE, &raw, &mut out).expect("encodes");
+            assert_eq!(encode(codec, &SHAPE, &raw, &mut out[..len]), Ok(len));
+            for room in [len - 1, header_len(&SHAPE), 0] {
+                let tight = encode(codec, &SHAPE, &raw, &mut out[..room]);
+                assert_eq!(tight, Err(CodecError::NoRoom(room)));
+            }
         }
     }
 

@@ -26,6 +26,9 @@ pub enum CodecError {
     /// The block has fewer planes, or a writer was given too few.
     #[error("no plane {0} in this block")]
     NoSuchPlane(u32),
+    /// A container does not fit into the memory given for it.
+    #[error("the container needs more than {0} bytes")]
+    NoRoom(usize),
     /// This build cannot decode a plane's codec.
     #[error("unknown codec {0}")]
     UnknownCodec(u8),

@@ -81,6 +81,20 @@ impl Allocator {
         self.free
     }
 
+    /// Bytes of the largest free extent; what is free beyond it lies in smaller pieces.
+    pub fn largest_free(&self) -> u64 {
+        let Some(row) = self.rows.checked_ilog2() else { return 0 };
+        let column = self.columns[row as usize].ilog2();
+        let mut next = self.heads[row as usize][column as usize];
+        let mut largest = 0;
+        while next != NONE {
+            let extent = self.extents[next as usize];
+            largest = largest.max(extent.len);
+            next = extent.next_free;
+        }
+        u64::from(largest) * GRANULE
+    }
+
     /// Bytes an extent for `bytes` occupies: what `allocate` would take. None above the capacity.
     pub fn rounded(&self, bytes: u64) -> Option<u64> {
         let granules = round_up(bytes)?;
@@ -124,6 +138,25 @@ impl Allocator {
             self.absorb_next(kept);
         }
         self.insert_free(kept);
+    }
+
+    /// Give back what an extent has beyond `bytes`; returns how much. Nothing if it is less than an
+    /// extent can be.
+    ///
+    /// # Panics
+    /// If the extent is not in use.
+    pub fn shrink(&mut self, id: ExtentId, bytes: u64) -> u64 {
+        let Extent { start, len, after, prev_free, .. } = self.extents[id as usize];
+        assert!(prev_free == USED, "extent {id} is free");
+        let Some(keep) = round_up(bytes).filter(|&keep| keep < len) else { return 0 };
+        let rest = self.new_extent(start + keep, len - keep, id, after);
+        if after != NONE {
+            self.extents[after as usize].before = rest;
+        }
+        self.extents[id as usize].after = rest;
+        self.extents[id as usize].len = keep;
+        self.free(rest);
+        u64::from(len - keep) * GRANULE
     }
 
     /// Offset of an extent in the arena.
@@ -271,77 +304,4 @@ impl Allocator {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn rounding_wastes_at_most_a_sixty_fourth() {
-        for bytes in [1, 255, 256, 257, 16_384, 16_385, 5_898_240 + 1664, 1 << 30] {
-            let taken = u64::from(round_up(bytes).expect("fits")) * GRANULE;
-            assert!(taken >= bytes);
-            assert!(taken - bytes < GRANULE + bytes / 64, "{bytes} took {taken}");
-        }
-    }
-
-    #[test]
-    fn a_class_never_holds_an_extent_below_what_it_serves() {
-        for granules in (1..5000).chain([1 << 20, (1 << 20) + 1, u32::MAX]) {
-            let rounded = round_up(u64::from(granules) * GRANULE);
-            if let Some(rounded) = rounded {
-                assert!(rounded >= granules);
-                assert!(class_of(rounded) >= class_of(granules));
-            }
-        }
-    }
-
-    #[test]
-    fn everything_freed_is_one_extent_again() {
-        let mut alloc = Allocator::new(1 << 20);
-        let ids: Vec<_> = (0..16).map(|_| alloc.allocate(60_000).expect("room")).collect();
-        assert_eq!(alloc.allocate(60_000 + 4096 * 16), None);
-        for id in ids.iter().step_by(2).chain(ids.iter().skip(1).step_by(2)) {
-            alloc.free(*id);
-            alloc.check();
-        }
-        let whole = alloc.allocate(1 << 20).expect("one extent");
-        assert_eq!(alloc.offset(whole), 0);
-        assert_eq!(alloc.free_bytes(), 0);
-    }
-
-    #[test]
-    #[should_panic(expected = "freed twice")]
-    fn a_double_free_is_caught() {
-        let mut alloc = Allocator::new(1 << 20);
-        let id = alloc.allocate(1000).expect("room");
-        let _keep = alloc.allocate(1000).expect("room");
-        alloc.free(id);
-        alloc.free(id);
-    }
-
-    proptest! {
-        #[test]
-        fn random_work_keeps_the_invariants(
-            work in prop::collection::vec(
-                (any::<bool>(), 1u64..300_000, any::<prop::sample::Index>()),
-                1..200,
-            )
-        ) {
-            let mut alloc = Allocator::new(4 << 20);
-            let mut held: Vec<ExtentId> = Vec::new();
-            for (take, bytes, pick) in work {
-                if take {
-                    if let Some(id) = alloc.allocate(bytes) {
-                        prop_assert!(alloc.size(id) >= bytes);
-                        held.push(id);
-                    }
-                } else if !held.is_empty() {
-                    alloc.free(held.swap_remove(pick.index(held.len())));
-                }
-                alloc.check();
-                let used: u64 = held.iter().map(|&id| alloc.size(id)).sum();
-                prop_assert_eq!(used + alloc.free_bytes(), alloc.capacity());
-            }
-        }
-    }
-}
+mod tests;

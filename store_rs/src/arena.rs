@@ -107,6 +107,12 @@ impl Arena {
         self.map.len as u64
     }
 
+    /// Bytes the kernel has allocated for it.
+    pub fn resident_bytes(&self) -> Result<u64> {
+        let stat = fstat(&self.fd).map_err(|error| Error::io("stat the arena", error))?;
+        Ok(stat.st_blocks as u64 * 512)
+    }
+
     /// Where a reserved extent's bytes go. Only the holder of its reservation may write there.
     ///
     /// # Panics

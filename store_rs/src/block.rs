@@ -4,26 +4,32 @@
 //! checksum covers is what was stored, whatever a client does to its buffer meanwhile. Reading
 //! verifies in the same pass that copies; anything that does not match is `Corrupt`, never bytes.
 
-use mooncake_codec::{Dtype, Header, Shape, copy_checksum, decode_into, header_len};
+use mooncake_codec::{
+    BlockWriter, Codec, CodecError, Decoder, Dtype, Encoder, Header, Shape, decode_into, header_len,
+};
 
 use crate::error::{Error, Result};
+use crate::index::{Kind, Stored};
 use crate::wire::BlockShape;
+
+/// Largest plane that is coded: it bounds what an encoder holds.
+const CODED_PLANE_MAX: usize = 16 << 20;
 
 /// A block's bytes do not match their checksum, or its header is damaged. It is a miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Corrupt;
 
-/// Where the parts of a raw block go.
-#[derive(Debug, Clone, Copy)]
+/// The shape of blocks that are put, and how they are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     shape: Shape,
-    header: usize,
+    codec: Codec,
     plane: usize,
 }
 
 impl Layout {
     /// Check a shape that came over the wire.
-    pub fn new(shape: BlockShape) -> Result<Self> {
+    pub fn new(shape: BlockShape, codec: Codec) -> Result<Self> {
         let wrong = |why: &str| {
             let BlockShape { planes, tokens, channels, .. } = shape;
             Error::refused(format!("block shape {planes}×{tokens}×{channels}: {why}"))
@@ -38,7 +44,13 @@ impl Layout {
         let (Some(_), Some(plane)) = (raw, plane) else {
             return Err(wrong("must hold 1 byte to 4 GiB in at most 65536 planes"));
         };
-        Ok(Self { shape, header: header_len(&shape), plane })
+        let coded = dtype != Dtype::Opaque && plane <= CODED_PLANE_MAX;
+        Ok(Self { shape, codec: if coded { codec } else { Codec::None }, plane })
+    }
+
+    /// Whether blocks may take less than `container_bytes`.
+    pub fn is_coded(&self) -> bool {
+        self.codec != Codec::None
     }
 
     /// Bytes of the block itself.
@@ -46,32 +58,80 @@ impl Layout {
         self.plane * self.shape.planes as usize
     }
 
-    /// Bytes of its container in the arena.
+    /// Most bytes its container takes in the arena.
     pub fn container_bytes(&self) -> usize {
-        self.header + self.raw_bytes()
+        header_len(&self.shape) + self.raw_bytes()
     }
 
-    /// Copy a block into its container, checksumming what is copied.
+    /// Copy or code a block into its container, checksumming what is read; None if `target` is too
+    /// small for it.
     ///
     /// # Safety
-    /// `source` must be readable for `raw_bytes` (its contents may change meanwhile) and `target`
-    /// writable by us alone for `container_bytes`, until this returns.
-    pub unsafe fn write(&self, source: *const u8, target: *mut u8) {
-        let mut sums = Vec::with_capacity(self.shape.planes as usize);
+    /// `source` must be readable for `raw_bytes`; its contents may change meanwhile.
+    pub unsafe fn write(
+        &self,
+        encoder: &mut Encoder,
+        source: *const u8,
+        target: &mut [u8],
+    ) -> Option<Stored> {
+        let mut writer = BlockWriter::new(encoder, self.codec, self.shape, target).ok()?;
         for plane in 0..self.shape.planes as usize {
-            // SAFETY: both ranges lie inside what the caller vouches for.
-            sums.push(unsafe {
-                copy_checksum(
-                    source.add(plane * self.plane),
-                    target.add(self.header + plane * self.plane),
-                    self.plane,
-                )
-            });
+            // SAFETY: the plane lies inside what the caller vouches for.
+            unsafe { writer.plane_shared(source.add(plane * self.plane)) }.ok()?;
         }
-        // SAFETY: the header's bytes are ours alone, by the caller's promise.
-        let head = unsafe { std::slice::from_raw_parts_mut(target, self.header) };
-        Header::raw(self.shape, sums).write(head);
+        Some(self.stored(writer.finish().ok()?))
     }
+
+    fn stored(&self, len: usize) -> Stored {
+        let (dtype, codec) = (self.shape.dtype as u8, self.codec as u8);
+        let (header, raw) = (header_len(&self.shape) as u32, self.raw_bytes() as u32);
+        Stored { len: len as u32, kind: Kind { dtype, codec, header, raw } }
+    }
+}
+
+/// Code a container again with `codec`, plane by plane, into `target`; None if it does not fit.
+pub fn recode(
+    decoder: &mut Decoder,
+    encoder: &mut Encoder,
+    source: &[u8],
+    codec: Codec,
+    target: &mut [u8],
+) -> std::result::Result<Option<Stored>, Corrupt> {
+    let header = Header::parse(source).map_err(|_| Corrupt)?;
+    let shape = header.shape;
+    let mut plane = vec![0; shape.plane_bytes().ok_or(Corrupt)?];
+    let layout = Layout { shape, codec, plane: plane.len() };
+    let Ok(mut writer) = BlockWriter::new(encoder, codec, shape, target) else { return Ok(None) };
+    for index in 0..shape.planes {
+        decoder.plane(source, &header, index, &mut plane).map_err(|_| Corrupt)?;
+        match writer.plane(&plane) {
+            Err(CodecError::NoRoom(_)) => return Ok(None),
+            other => other.map_err(|_| Corrupt)?,
+        }
+    }
+    Ok(writer.finish().ok().map(|len| layout.stored(len)))
+}
+
+/// What a container says about itself, by its header; its planes stay unread.
+pub fn describe(container: &[u8]) -> std::result::Result<Stored, Corrupt> {
+    let header = Header::parse(container).map_err(|_| Corrupt)?;
+    let raw = header.shape.raw_bytes().ok_or(Corrupt)? as u32;
+    let (dtype, codec) = (header.shape.dtype as u8, codec_of(&header));
+    let kind = Kind { dtype, codec, header: header_len(&header.shape) as u32, raw };
+    Ok(Stored { len: container.len() as u32, kind })
+}
+
+/// Shape of the block in a container, and the codec's number of how it is stored.
+pub fn form(container: &[u8]) -> std::result::Result<(BlockShape, u8), Corrupt> {
+    let header = Header::parse(container).map_err(|_| Corrupt)?;
+    let Shape { dtype, planes, tokens, channels } = header.shape;
+    let shape = BlockShape { dtype: dtype as u8, planes, tokens, channels };
+    Ok((shape, codec_of(&header)))
+}
+
+/// Planes that a codec did not pay for are stored by a simpler one, which has a lower number.
+fn codec_of(header: &Header) -> u8 {
+    header.planes.iter().map(|plane| plane.codec as u8).max().unwrap_or(0)
 }
 
 /// Copy or decode a whole container into `out`, verified.

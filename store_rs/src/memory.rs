@@ -35,6 +35,15 @@ pub fn room() -> Option<(u64, String)> {
     machine.into_iter().chain(groups).min_by_key(|(room, _)| *room)
 }
 
+/// Bytes of this process's own memory, shared mappings such as the arena left out; 0 if the kernel
+/// does not tell.
+pub fn private_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
 fn mem_available() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

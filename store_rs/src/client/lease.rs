@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::connection::Connection;
 use crate::arena::ArenaView;
 use crate::block::{self, Corrupt};
-use crate::wire::{LeaseEntry, Request};
+use crate::wire::{BlockShape, LeaseEntry, Request};
 
 /// A leased block. Dropping it ends the lease.
 pub struct Lease {
@@ -38,6 +38,11 @@ impl Lease {
     /// Bytes of the block.
     pub fn raw_bytes(&self) -> Result<usize, Corrupt> {
         block::raw_bytes(self.container()).inspect_err(|_| self.report())
+    }
+
+    /// Shape of the block, and the codec's number of how it is stored.
+    pub fn form(&self) -> Result<(BlockShape, u8), Corrupt> {
+        block::form(self.container()).inspect_err(|_| self.report())
     }
 
     /// The block's own bytes in place, unverified; None if they are stored coded.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::arena::ArenaView;
 use crate::error::{Error, Result};
-use crate::key::Key;
+use crate::key::{KEY_BYTES, Key, NO_KEY};
 use crate::wire::{LeaseEntry, MAX_ITEMS, MAX_TENANT, Reply, Request, StatsReply};
 use connection::{Connection, unexpected};
 pub use deadline::Deadline;
@@ -160,6 +160,23 @@ impl Client {
         chunks.map(|keys| self.reader.call(&Request::Evict { keys }, deadline, count)).sum()
     }
 
+    /// Every block the store holds in DRAM, with its parent; not a snapshot, as it comes in pieces.
+    pub fn blocks(&self, deadline: Deadline) -> Result<Vec<(Key, Option<Key>)>> {
+        let mut found = Vec::new();
+        let mut from = 0;
+        loop {
+            let request = Request::List { from };
+            from = self.reader.call(&request, deadline, |reply| {
+                let Reply::Listed { next, items } = reply else { return Err(unexpected(&reply)) };
+                found.extend(items.iter().map(link));
+                Ok(next)
+            })?;
+            if from == 0 {
+                return Ok(found);
+            }
+        }
+    }
+
     /// Counters of the store.
     pub fn stats(&self, deadline: Deadline) -> Result<StatsReply> {
         self.reader.call(&Request::Stats, deadline, |reply| match reply {
@@ -236,6 +253,14 @@ fn count(reply: Reply<'_>) -> Result<usize> {
         Reply::Count(count) => Ok(count as usize),
         other => Err(unexpected(&other)),
     }
+}
+
+/// A listed block's key and its parent's.
+fn link(bytes: &[u8; 2 * KEY_BYTES]) -> (Key, Option<Key>) {
+    let (mut key, mut parent) = (NO_KEY, NO_KEY);
+    key.copy_from_slice(&bytes[..KEY_BYTES]);
+    parent.copy_from_slice(&bytes[KEY_BYTES..]);
+    (key, (parent != NO_KEY).then_some(parent))
 }
 
 fn check_tenant(tenant: &str) -> Result<()> {

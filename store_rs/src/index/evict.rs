@@ -74,7 +74,7 @@ impl Index {
         self.tenants.refund(self.nodes[node as usize].tenant, self.alloc.size(extent));
         self.bodies[extent as usize].node = NONE;
         if self.bodies[extent as usize].leases == 0 {
-            self.free(extent);
+            self.release_body(extent);
         }
         self.remove_if_empty(node);
     }
@@ -87,7 +87,7 @@ impl Index {
         });
         let body = self.bodies[extent as usize];
         match body.node {
-            NONE if body.leases == 0 => self.free(extent),
+            NONE if body.leases == 0 => self.release_body(extent),
             NONE => {}
             node => self.offer(node),
         }
@@ -134,11 +134,16 @@ impl Index {
         evictable(&self.nodes, &self.bodies, node)
     }
 
-    fn free(&mut self, extent: ExtentId) {
+    /// Free an extent that no node and no lease has.
+    pub(super) fn release_body(&mut self, extent: ExtentId) {
         let size = self.alloc.size(extent);
         let body = self.bodies[extent as usize];
         self.bytes[body.category()] -= size;
-        self.logical -= u64::from(body.raw);
+        if body.len > 0 {
+            self.usages.remove(&body, size);
+            self.usages.forget_unused(body.kind);
+        }
+        self.bodies[extent as usize].node = NONE;
         self.alloc.free(extent);
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct Leases {
     spare: Vec<u32>,
     /// The session broke the protocol: its leases wait for its process to die.
     pub(super) quarantined: bool,
+    /// The bit of its process.
+    pub(super) user: u16,
 }
 
 impl Leases {

@@ -17,10 +17,13 @@
 
 mod evict;
 mod leases;
+mod list;
 mod policy;
+mod replace;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 use std::collections::HashMap;
 
@@ -31,8 +34,11 @@ use crate::key::Key;
 use leases::Leases;
 pub use leases::Token;
 pub use policy::{EvictionPolicy, Lru};
+pub use replace::{Candidate, Replacement};
 pub use stats::{Bytes, Counters, Snapshot, TenantUse};
 use stats::{Category, Tenants};
+pub use usage::{Kind, Stored, Usage};
+use usage::{Usages, user_bit};
 
 /// Microseconds since the store started.
 pub type Tick = u64;
@@ -62,13 +68,16 @@ struct Node {
     tenant: u32,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Body {
     node: NodeId,
     len: u32,
-    raw: u32,
     leases: u32,
     zombies: u32,
+    /// Row of `Usages`.
+    kind: u16,
+    /// Processes that put or leased it, a bit each, and `KEEP_FORM`.
+    users: u16,
 }
 
 /// A leased block: `len` bytes at `offset` of the arena, until `token` is released.
@@ -118,9 +127,9 @@ pub struct Index {
     policy: Box<dyn EvictionPolicy>,
     limits: Limits,
     bytes: Bytes,
-    logical: u64,
     counters: Counters,
     tenants: Tenants,
+    usages: Usages,
 }
 
 fn hash(key: &Key) -> u64 {
@@ -143,9 +152,9 @@ impl Index {
             policy,
             limits,
             bytes: Bytes::default(),
-            logical: 0,
             counters: Counters::default(),
             tenants: Tenants::default(),
+            usages: Usages::default(),
         }
     }
 
@@ -177,6 +186,22 @@ impl Index {
         id
     }
 
+    /// Tell which process `session` belongs to, to count who shares blocks.
+    pub fn identify(&mut self, session: SessionId, process: u32) {
+        if let Some(held) = self.sessions.get_mut(&session) {
+            held.user = user_bit(process);
+        }
+    }
+
+    /// `session` put a block that is here, or had just been put.
+    pub fn put_by(&mut self, session: SessionId, key: &Key) {
+        let user = self.sessions.get(&session).map_or(0, |held| held.user);
+        let node = self.find(key).filter(|&node| self.readable(node));
+        if let Some(node) = node {
+            self.count_user(self.nodes[node as usize].body, user);
+        }
+    }
+
     /// Leases `session` may still take.
     pub fn lease_room(&self, session: SessionId) -> usize {
         self.sessions.get(&session).map_or(0, |held| self.limits.max_leases - held.len())
@@ -194,8 +219,9 @@ impl Index {
             return None;
         }
         let extent = self.nodes[node as usize].body;
-        let token = held.add(extent);
+        let (token, user) = (held.add(extent), held.user);
         self.nodes[node as usize].last_used = now;
+        self.count_user(extent, user);
         self.change(extent, |body| body.leases += 1);
         self.counters.lease_hits += 1;
         self.assert_accounted();
@@ -298,18 +324,19 @@ impl Index {
         Reserve::Granted(extent, self.alloc.offset(extent))
     }
 
-    /// The bytes of a reserved extent are complete and visible from now on: `len` of them, which
-    /// stand for a block of `raw` bytes.
+    /// The container in a reserved extent is complete and visible from now on. What it does not need
+    /// of the extent is free again.
     ///
     /// # Panics
-    /// If the extent is not reserved, or shorter than `len`.
-    pub fn publish(&mut self, extent: ExtentId, len: u32, raw: u32) {
-        assert!(self.bodies[extent as usize].len == 0, "extent {extent} published twice");
-        assert!(len > 0 && u64::from(len) <= self.alloc.size(extent), "length outside its extent");
-        self.change(extent, |body| (body.len, body.raw) = (len, raw));
-        self.logical += u64::from(raw);
+    /// If the extent is not reserved, or shorter than the container.
+    pub fn publish(&mut self, extent: ExtentId, stored: Stored) {
+        let before = self.alloc.size(extent);
+        self.settle(extent, stored);
+        let node = self.bodies[extent as usize].node;
+        let tenant = self.nodes[node as usize].tenant;
+        self.tenants.resize(tenant, before, self.alloc.size(extent));
         self.counters.puts_stored += 1;
-        self.offer(self.bodies[extent as usize].node);
+        self.offer(node);
         self.assert_accounted();
     }
 
@@ -348,17 +375,31 @@ impl Index {
     }
 
     fn attach(&mut self, node: NodeId, extent: ExtentId, tenant: &str, now: Tick) {
-        let body = Body { node, len: 0, raw: 0, leases: 0, zombies: 0 };
-        if self.bodies.len() <= extent as usize {
-            self.bodies.resize(extent as usize + 1, body);
-        }
-        self.bodies[extent as usize] = body;
+        self.set_body(extent, Body { node, ..Body::default() });
         let size = self.alloc.size(extent);
         self.bytes[Category::Reserved] += size;
         let record = &mut self.nodes[node as usize];
         record.body = extent;
         record.last_used = now;
         record.tenant = self.tenants.charge(tenant, size);
+    }
+
+    fn set_body(&mut self, extent: ExtentId, body: Body) {
+        if self.bodies.len() <= extent as usize {
+            self.bodies.resize(extent as usize + 1, Body { node: NONE, ..Body::default() });
+        }
+        self.bodies[extent as usize] = body;
+    }
+
+    /// Cut a reserved extent to its container and count what it holds.
+    fn settle(&mut self, extent: ExtentId, stored: Stored) {
+        let Stored { len, kind } = stored;
+        assert!(self.bodies[extent as usize].len == 0, "extent {extent} published twice");
+        assert!(len > 0 && u64::from(len) <= self.alloc.size(extent), "length outside its extent");
+        self.bytes[Category::Reserved] -= self.alloc.shrink(extent, len.into());
+        let kind = self.usages.row(kind);
+        self.change(extent, |body| (body.len, body.kind) = (len, kind));
+        self.usages.add(&self.bodies[extent as usize], self.alloc.size(extent));
     }
 
     /// Change a body and move its bytes between the categories accordingly.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops;
 
+use super::usage::Usage;
 use super::{Body, Index, Node};
 
 /// Tenants counted by name; later ones share the last row, so the table stays bounded.
@@ -76,6 +77,7 @@ pub struct Counters {
     pub evicted_for_room: u64,
     pub evicted_on_request: u64,
     pub corrupt_dropped: u64,
+    pub transcoded: u64,
     pub sessions_opened: u64,
     pub sessions_violated: u64,
 }
@@ -106,6 +108,12 @@ impl Tenants {
         row
     }
 
+    /// A block of a tenant takes other bytes than before.
+    pub(super) fn resize(&mut self, row: u32, before: u64, now: u64) {
+        self.rows[row as usize].bytes += now;
+        self.rows[row as usize].bytes -= before;
+    }
+
     pub(super) fn refund(&mut self, row: u32, bytes: u64) {
         self.rows[row as usize].bytes -= bytes;
         self.rows[row as usize].blocks -= 1;
@@ -133,6 +141,8 @@ impl Tenants {
 pub struct Snapshot {
     pub capacity: u64,
     pub free: u64,
+    /// The largest free extent: what is free beyond it is fragmented.
+    pub largest_free: u64,
     pub bytes: Bytes,
     /// Bytes of the blocks themselves, uncoded.
     pub logical: u64,
@@ -142,12 +152,16 @@ pub struct Snapshot {
     pub index_bytes: u64,
     pub counters: Counters,
     pub tenants: Vec<TenantUse>,
+    /// By element type and codec.
+    pub usage: Vec<Usage>,
 }
 
 impl Snapshot {
     /// Every gauge and counter with its name.
     pub fn values(&self) -> Vec<(String, u64)> {
         let c = &self.counters;
+        let mut all = Usage::default();
+        self.usage.iter().for_each(|row| all.absorb(row));
         let named = [
             ("capacity_bytes", self.capacity),
             ("free_bytes", self.free),
@@ -156,6 +170,12 @@ impl Snapshot {
             ("leased_bytes", self.bytes.leased),
             ("quarantined_bytes", self.bytes.quarantined),
             ("logical_bytes", self.logical),
+            ("shared_saved_bytes", all.shared_saved),
+            ("codec_saved_bytes", all.codec_saved),
+            ("metadata_bytes", all.metadata),
+            ("rounding_bytes", all.rounding),
+            ("physical_bytes", all.physical),
+            ("fragmented_bytes", self.free - self.largest_free),
             ("blocks", self.blocks),
             ("leases", self.leases),
             ("sessions", self.sessions),
@@ -173,6 +193,7 @@ impl Snapshot {
             ("evicted_for_room", c.evicted_for_room),
             ("evicted_on_request", c.evicted_on_request),
             ("corrupt_dropped", c.corrupt_dropped),
+            ("transcoded_blocks", c.transcoded),
             ("sessions_opened", c.sessions_opened),
             ("sessions_violated", c.sessions_violated),
         ];
@@ -183,17 +204,20 @@ impl Snapshot {
 impl Index {
     /// Everything counted, at one moment.
     pub fn snapshot(&self) -> Snapshot {
+        let usage = self.usages.totals();
         Snapshot {
             capacity: self.alloc.capacity(),
             free: self.alloc.free_bytes(),
+            largest_free: self.alloc.largest_free(),
             bytes: self.bytes,
-            logical: self.logical,
+            logical: usage.iter().map(|row| row.logical).sum(),
             blocks: self.tenants.rows.iter().map(|tenant| tenant.blocks).sum(),
             leases: self.sessions.values().map(|held| held.len() as u64).sum(),
             sessions: self.sessions.len() as u64,
             index_bytes: self.memory_bytes(),
             counters: self.counters,
             tenants: self.tenants.rows.clone(),
+            usage,
         }
     }
 
@@ -205,5 +229,6 @@ impl Index {
         (nodes + bodies + table + spare) as u64
             + self.alloc.memory_bytes()
             + self.policy.memory_bytes()
+            + self.usages.memory_bytes()
     }
 }

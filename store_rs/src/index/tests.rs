@@ -11,6 +11,12 @@ fn index(capacity: u64) -> Index {
     Index::new(capacity, limits, Box::new(Lru::default()))
 }
 
+/// A container of `len` bytes for a block of `raw`, with a header of 64.
+fn stored(len: u64, raw: u64) -> Stored {
+    let kind = Kind { dtype: 1, codec: 1, header: 64, raw: raw as u32 };
+    Stored { len: len as u32, kind }
+}
+
 fn key(name: u8) -> Key {
     *blake3::hash(&[name]).as_bytes()
 }
@@ -19,7 +25,7 @@ fn key(name: u8) -> Key {
 fn put(index: &mut Index, name: u8, parent: Option<u8>, bytes: u64, now: Tick) -> Reserve {
     let reserved = index.reserve(&key(name), parent.map(key).as_ref(), bytes, "t", now);
     if let Reserve::Granted(extent, _) = reserved {
-        index.publish(extent, bytes as u32, bytes as u32 - 1);
+        index.publish(extent, stored(bytes, bytes - 1));
     }
     reserved
 }
@@ -160,6 +166,48 @@ fn limits_hold() {
 }
 
 #[test]
+fn a_block_stored_anew_gives_back_what_it_saves() {
+    let mut index = index(MIB);
+    put(&mut index, 0, None, 100_000, 0);
+    put(&mut index, 1, Some(0), 100_000, 0);
+    let session = index.open_session();
+    let old = index.lease(session, &key(0), 1).expect("present");
+    assert!(matches!(index.begin_replace(2, 9, &mut 0), Candidate::Nothing), "of that codec");
+    assert!(matches!(index.begin_replace(1, 0, &mut 1), Candidate::Found(_)), "idle, unread");
+    let mut cursor = 0;
+    index.release(session, old.token);
+    let old = index.lease(session, &key(0), 2).expect("present");
+    assert!(matches!(index.begin_replace(1, 9, &mut cursor), Candidate::Nothing), "both are read");
+    index.release(session, old.token);
+    let Candidate::Found(found) = index.begin_replace(1, 9, &mut cursor) else { panic!("idle") };
+    let reader = index.lease(session, &key(0), 3).expect("still there");
+    assert_eq!((reader.offset, reader.len), (found.source, 100_000));
+    let (target, dense) = (found.target, Kind { dtype: 1, codec: 2, header: 64, raw: 99_999 });
+    assert!(index.finish_replace(found, Stored { len: 60_000, kind: dense }));
+    let renewed = index.lease(session, &key(0), 4).expect("in its new form");
+    assert_eq!((renewed.offset, renewed.len), (target, 60_000));
+    let before = index.snapshot().free;
+    index.release(session, reader.token);
+    assert!(index.snapshot().free > before + 100_000 - 1, "the old form went with its last reader");
+}
+
+#[test]
+fn sharing_is_counted_by_process() {
+    let mut index = index(MIB);
+    let sessions = [index.open_session(), index.open_session(), index.open_session()];
+    for (session, process) in sessions.into_iter().zip([7, 7, 8]) {
+        index.identify(session, process);
+    }
+    put(&mut index, 0, None, 1000, 0);
+    index.put_by(sessions[0], &key(0));
+    index.lease(sessions[1], &key(0), 1).expect("present");
+    assert_eq!(index.snapshot().usage[0].shared_saved, 0, "one process");
+    index.lease(sessions[2], &key(0), 1).expect("present");
+    let Usage { blocks, logical, shared_saved, metadata, .. } = index.snapshot().usage[0];
+    assert_eq!((blocks, logical, shared_saved, metadata), (1, 999, 999, 64));
+}
+
+#[test]
 fn the_index_fits_its_budget_per_block() {
     let limits = Limits { max_blocks: 200_000, max_leases: 10 };
     let mut index = Index::new(1 << 30, limits, Box::new(Lru::default()));
@@ -168,7 +216,7 @@ fn the_index_fits_its_budget_per_block() {
         let Reserve::Granted(extent, _) = index.reserve(&key, None, 1200, "", number.into()) else {
             panic!("room for all");
         };
-        index.publish(extent, 1200, 1024);
+        index.publish(extent, stored(1200, 1024));
     }
     let per_block = index.snapshot().index_bytes / 120_000;
     assert!(per_block <= 128, "{per_block} bytes per block");
@@ -186,6 +234,8 @@ enum Op {
     Corrupt(u8),
     Quarantine(u8),
     End(u8),
+    Replace,
+    Replaced(u64),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -201,6 +251,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => any::<u8>().prop_map(Op::Corrupt),
         1 => (0u8..3).prop_map(Op::Quarantine),
         1 => (0u8..3).prop_map(Op::End),
+        2 => Just(Op::Replace),
+        2 => (1u64..90_000).prop_map(Op::Replaced),
     ];
     prop::collection::vec(op, 1..300)
 }
@@ -211,6 +263,8 @@ struct World {
     sessions: [SessionId; 3],
     reserved: Vec<(Key, ExtentId)>,
     leases: Vec<(SessionId, Leased, Key)>,
+    replacing: Vec<Replacement>,
+    cursor: usize,
     stored: HashMap<Key, u32>,
 }
 
@@ -218,8 +272,11 @@ impl World {
     fn new() -> Self {
         let mut index = index(4 * 64 * 1024);
         let sessions = [index.open_session(), index.open_session(), index.open_session()];
+        for (process, session) in (0..).zip(sessions) {
+            index.identify(session, process / 2);
+        }
         let (reserved, leases, stored) = (Vec::new(), Vec::new(), HashMap::new());
-        Self { index, sessions, reserved, leases, stored }
+        Self { index, sessions, reserved, leases, replacing: Vec::new(), cursor: 0, stored }
     }
 
     /// A block's parent is the name below it, except for every sixth, which is a root.
@@ -243,9 +300,31 @@ impl World {
     fn finish(&mut self, publish: bool) {
         let Some((key, extent)) = self.reserved.pop() else { return };
         if publish {
-            self.index.publish(extent, self.stored[&key], 1);
+            let len = u64::from(self.stored[&key]);
+            self.index.publish(extent, stored(len, len + 100));
         } else {
             self.index.abort(extent);
+        }
+    }
+
+    fn replace(&mut self, now: Tick) {
+        if let Candidate::Found(found) = self.index.begin_replace(1, now, &mut self.cursor) {
+            let end = found.target + u64::from(found.len);
+            for (_, lease, _) in &self.leases {
+                let clear =
+                    lease.offset >= end || lease.offset + u64::from(lease.len) <= found.target;
+                assert!(clear, "leased bytes reused");
+            }
+            self.replacing.push(found);
+        }
+    }
+
+    fn replaced(&mut self, len: u64) {
+        let Some(replacement) = self.replacing.pop() else { return };
+        let (len, raw) = (len.min(replacement.len.into()), u64::from(replacement.len) + 100);
+        match len % 3 {
+            0 => self.index.drop_corrupt(replacement),
+            _ => drop(self.index.finish_replace(replacement, stored(len, raw))),
         }
     }
 
@@ -265,7 +344,7 @@ impl World {
                 let session = self.sessions[usize::from(session)];
                 if let Some(lease) = self.index.lease(session, &key(name), now) {
                     assert!(!self.reserved.iter().any(|(other, _)| *other == key(name)));
-                    assert_eq!(lease.len, self.stored[&key(name)]);
+                    assert!(lease.len <= self.stored[&key(name)], "only a replacement is shorter");
                     self.leases.push((session, lease, key(name)));
                 }
             }
@@ -284,6 +363,8 @@ impl World {
                 assert_eq!(self.index.match_prefix(&[key(name)], now), 0);
                 assert!(evicted <= 1);
             }
+            Op::Replace => self.replace(now),
+            Op::Replaced(len) => self.replaced(len),
             Op::Quarantine(session) => {
                 self.index.quarantine_session(self.sessions[usize::from(session)]);
             }
@@ -302,7 +383,13 @@ impl World {
         assert_eq!(snapshot.leases, self.leases.len() as u64);
         let leased: HashSet<u64> = self.leases.iter().map(|(_, lease, _)| lease.offset).collect();
         let held = snapshot.bytes.leased + snapshot.bytes.quarantined;
-        assert_eq!(leased.is_empty(), held == 0);
+        assert_eq!(leased.is_empty() && self.replacing.is_empty(), held == 0);
+        let mut all = Usage::default();
+        snapshot.usage.iter().for_each(|row| all.absorb(row));
+        assert_eq!(all.physical + snapshot.bytes.reserved, snapshot.bytes.total());
+        let saved = all.codec_saved as i64 - all.metadata as i64 - all.rounding as i64;
+        assert_eq!(all.logical as i64 - saved, all.physical as i64);
+        assert_eq!(all.logical, snapshot.logical);
         let live = self.index.nodes.len() - self.index.spare.len();
         assert_eq!(live, self.index.table.len());
         for at in 0..self.index.nodes.len() as NodeId {
@@ -335,6 +422,9 @@ proptest! {
             world.index.end_session(session);
         }
         world.leases.clear();
+        for replacement in std::mem::take(&mut world.replacing) {
+            world.index.abandon_replace(replacement);
+        }
         let names: Vec<Key> = (0..24).map(key).collect();
         world.index.evict(&names);
         world.check();

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use super::arguments::{self, Buffers};
 use super::errors::raise;
@@ -14,6 +14,7 @@ use super::server::stats_dict;
 use super::shape::BlockShape;
 use crate::client::{Client, Deadline, PutBlock};
 use crate::error::{Error, Result};
+use crate::key::Key;
 
 /// A connection to the store of this node.
 #[pyclass(module = "mooncake_serve._store", frozen)]
@@ -149,6 +150,18 @@ impl StoreClient {
     ) -> PyResult<usize> {
         let keys = arguments::keys(keys)?;
         self.call(py, timeout_s, |client, deadline| client.evict(&keys, deadline))
+    }
+
+    #[pyo3(signature = (*, timeout_s=None))]
+    fn blocks<'py>(
+        &self,
+        py: Python<'py>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<Vec<(Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>)>> {
+        let blocks = self.call(py, timeout_s, |client, deadline| client.blocks(deadline))?;
+        let bytes = |key: &Key| PyBytes::new(py, key);
+        let pair = |(key, parent): &(Key, Option<Key>)| (bytes(key), parent.as_ref().map(bytes));
+        Ok(blocks.iter().map(pair).collect())
     }
 
     #[pyo3(signature = (*, timeout_s=None))]

@@ -9,6 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::shape::{BlockShape, CODECS};
 use crate::client;
 use crate::key::Key;
 
@@ -31,6 +32,11 @@ impl Lease {
 
     fn held(&self) -> MutexGuard<'_, Option<Arc<client::Lease>>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn form(&self) -> PyResult<(crate::wire::BlockShape, u8)> {
+        let damaged = |_| PyValueError::new_err("the block is damaged; the store drops it");
+        self.readable()?.form().map_err(damaged)
     }
 
     /// The lease, if it still holds and this process may read it.
@@ -58,6 +64,19 @@ impl Lease {
 
     fn __len__(&self) -> usize {
         self.nbytes
+    }
+
+    /// Shape of the block.
+    #[getter]
+    fn shape(&self) -> PyResult<BlockShape> {
+        BlockShape::checked(self.form()?.0)
+    }
+
+    /// How the block is stored.
+    #[getter]
+    fn codec(&self) -> PyResult<&'static str> {
+        let codec = self.form()?.1;
+        Ok(CODECS.get(usize::from(codec)).copied().unwrap_or("unknown"))
     }
 
     /// True if every byte matches its checksum; if not, the store drops the block.
@@ -96,10 +115,13 @@ impl Lease {
     ) -> PyResult<()> {
         let this = slf.get();
         let lease = this.readable()?;
-        let Ok(Some(bytes)) = lease.payload() else {
-            return Err(PyBufferError::new_err(
-                "the block is stored coded, or is damaged: nothing to view; use read_into",
-            ));
+        let refuse = |why: &str| Err(PyBufferError::new_err(why.to_owned()));
+        let bytes = match lease.payload() {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => {
+                return refuse("the block is stored coded, so no view of it exists; use read_into");
+            }
+            Err(_) => return refuse("the block is damaged; the store drops it"),
         };
         // SAFETY: `view` is valid by the protocol. The bytes stay leased while the view lives: it
         // holds a reference to `slf`, whose `release` refuses while `exports` is above 0. The view

@@ -2,13 +2,17 @@
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::errors::raise;
+use super::shape::{CODECS, DTYPES};
 use crate::error::Error;
-use crate::server::{Options, Server};
+use crate::index::Usage;
+use crate::server::{CodecChoice, Options, Server};
 use crate::wire::StatsReply;
 
 /// A store; serves from `start` to `stop`.
@@ -44,9 +48,12 @@ impl StoreServer {
     #[new]
     #[pyo3(signature = (
         *, socket, dram_bytes, ingest_bytes_max=67_108_864, max_sessions=128,
-        ingest_bytes_total=None, index_bytes=None, max_leases=65_536
+        ingest_bytes_total=None, index_bytes=None, max_leases=65_536, codec="none",
+        transcode_share=0.1, transcode_idle_s=2.0
     ))]
+    #[allow(clippy::too_many_arguments)]
     fn new(
+        py: Python<'_>,
         socket: PathBuf,
         dram_bytes: u64,
         ingest_bytes_max: u64,
@@ -54,7 +61,13 @@ impl StoreServer {
         ingest_bytes_total: Option<u64>,
         index_bytes: Option<u64>,
         max_leases: usize,
-    ) -> Self {
+        codec: &str,
+        transcode_share: f64,
+        transcode_idle_s: f64,
+    ) -> PyResult<Self> {
+        let codec = CodecChoice::from_name(codec).map_err(|error| raise(py, &error))?;
+        let transcode_idle = Duration::try_from_secs_f64(transcode_idle_s)
+            .map_err(|error| PyValueError::new_err(format!("transcode_idle_s: {error}")))?;
         let options = Options {
             socket,
             dram_bytes,
@@ -63,8 +76,11 @@ impl StoreServer {
             index_bytes,
             max_sessions,
             max_leases,
+            codec,
+            transcode_share,
+            transcode_idle,
         };
-        Self { options, server: Mutex::new(None) }
+        Ok(Self { options, server: Mutex::new(None) })
     }
 
     /// Reserve memory, take the socket, serve. Does nothing if it runs already.
@@ -127,7 +143,8 @@ impl StoreServer {
     }
 }
 
-/// Counters by name, and `tenants`: {name: {"bytes", "blocks"}}.
+/// Counters by name, `tenants`: {name: {"bytes", "blocks"}}, and `usage`: a row for each tier,
+/// element type and codec.
 pub(super) fn stats_dict<'py>(
     py: Python<'py>,
     stats: &StatsReply,
@@ -148,5 +165,30 @@ pub(super) fn stats_dict<'py>(
         tenants.set_item(name, row)?;
     }
     dict.set_item("tenants", tenants)?;
+    for (name, text) in &stats.texts {
+        dict.set_item(name, text)?;
+    }
+    let usage = stats.usage.iter().map(|(tier, row)| usage_row(py, tier, row));
+    dict.set_item("usage", usage.collect::<PyResult<Vec<_>>>()?)?;
+    Ok(dict)
+}
+
+fn usage_row<'py>(py: Python<'py>, tier: &str, row: &Usage) -> PyResult<Bound<'py, PyDict>> {
+    let name = |names: &[&'static str], number: u8| names.get(usize::from(number)).copied();
+    let dict = PyDict::new(py);
+    dict.set_item("tier", tier)?;
+    dict.set_item("dtype", name(&DTYPES, row.dtype))?;
+    dict.set_item("codec", name(&CODECS, row.codec))?;
+    for (name, value) in [
+        ("blocks", row.blocks),
+        ("logical_bytes", row.logical),
+        ("shared_saved_bytes", row.shared_saved),
+        ("codec_saved_bytes", row.codec_saved),
+        ("metadata_bytes", row.metadata),
+        ("rounding_bytes", row.rounding),
+        ("physical_bytes", row.physical),
+    ] {
+        dict.set_item(name, value)?;
+    }
     Ok(dict)
 }

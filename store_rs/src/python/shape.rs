@@ -1,5 +1,6 @@
 //! The shape of a block, as Python gives it.
 
+use mooncake_codec::Codec;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -7,8 +8,11 @@ use crate::block::Layout;
 use crate::wire;
 
 /// Names of element types, by the codec's number.
-const DTYPES: [&str; 6] =
+pub(super) const DTYPES: [&str; 6] =
     ["opaque", "bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"];
+
+/// Names of codecs, by the codec's number.
+pub(super) const CODECS: [&str; 4] = ["none", "fast", "dense", "zstd"];
 
 /// `planes` planes of `tokens × channels` elements.
 #[pyclass(module = "mooncake_serve._store", frozen, eq, skip_from_py_object)]
@@ -19,8 +23,9 @@ pub(super) struct BlockShape {
 }
 
 impl BlockShape {
-    fn checked(wire: wire::BlockShape) -> PyResult<Self> {
-        let layout = Layout::new(wire).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    pub(super) fn checked(wire: wire::BlockShape) -> PyResult<Self> {
+        let layout = Layout::new(wire, Codec::None)
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok(Self { wire, raw_bytes: layout.raw_bytes() })
     }
 }

@@ -123,9 +123,9 @@ impl Control {
     }
 
     fn admit(&mut self, socket: &UnixStream) -> Result<()> {
-        let peer = sockopt::socket_peercred(socket)
+        let credentials = sockopt::socket_peercred(socket)
             .map_err(|error| Error::io("read the client's uid", error))?;
-        if peer.uid != geteuid() {
+        if credentials.uid != geteuid() {
             return Err(Error::refused("this store serves another user; start one of your own"));
         }
         let limit = self.shared.options.max_sessions;
@@ -136,7 +136,12 @@ impl Control {
         }
         let socket = socket.try_clone().map_err(|error| Error::io("keep a socket", error))?;
         let peer = Arc::new(Peer { pidfd: peer_pidfd(&socket), socket });
-        let id = self.shared.index()?.open_session();
+        let id = {
+            let mut index = self.shared.index()?;
+            let id = index.open_session();
+            index.identify(id, credentials.pid.as_raw_nonzero().get() as u32);
+            id
+        };
         self.shared.peers().insert(id, Arc::clone(&peer));
         // From here on the session's drop undoes everything, whatever fails below.
         let session = Session::new(Arc::clone(&self.shared), Arc::clone(&peer), id);

@@ -12,7 +12,8 @@ use std::time::Instant;
 
 use super::Shared;
 use crate::alloc::ExtentId;
-use crate::error::Result;
+use crate::block;
+use crate::error::{Error, Result};
 use crate::index::Reserve;
 use crate::key::Key;
 
@@ -80,7 +81,12 @@ impl Landing {
 
     /// The container is complete and verified; it stands for a block of `raw` bytes.
     pub(crate) fn publish(mut self, raw: u32) -> Result<()> {
-        self.shared.index()?.publish(self.extent, self.len as u32, raw);
+        // SAFETY: an extent reserved for us alone, which nobody writes any more.
+        let container = unsafe { std::slice::from_raw_parts(self.at(), self.len) };
+        let damaged = |_| Error::refused("a block that came from a lower tier has no header");
+        let stored = block::describe(container).map_err(damaged)?;
+        debug_assert_eq!(stored.kind.raw, raw);
+        self.shared.index()?.publish(self.extent, stored);
         self.published = true;
         self.shared.notify_published();
         Ok(())
@@ -158,6 +164,8 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
+    use mooncake_codec::{Codec, Encoder};
+
     use super::*;
     use crate::block::Layout;
     use crate::client::{Client, Deadline};
@@ -198,11 +206,11 @@ mod tests {
     }
 
     fn container(fill: u8) -> Vec<u8> {
-        let layout = Layout::new(SHAPE).expect("a shape");
+        let layout = Layout::new(SHAPE, Codec::None).expect("a shape");
         let raw = vec![fill; layout.raw_bytes()];
         let mut container = vec![0; layout.container_bytes()];
-        // SAFETY: both buffers have the sizes that the layout names.
-        unsafe { layout.write(raw.as_ptr(), container.as_mut_ptr()) };
+        // SAFETY: `raw` has the size that the layout names.
+        unsafe { layout.write(&mut Encoder::new(), raw.as_ptr(), &mut container) }.expect("fits");
         container
     }
 

@@ -15,6 +15,8 @@ mod options;
 mod put;
 mod session;
 mod socket;
+mod transcode;
+mod tune;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -31,8 +33,9 @@ use crate::error::{Error, Result};
 use crate::index::{Index, Lru, SessionId, Tick};
 use crate::memory;
 use crate::wire::StatsReply;
-pub use options::Options;
+pub use options::{CodecChoice, Options};
 use socket::Listener;
+use tune::DramCodec;
 
 /// What the control thread knows of a session.
 pub(crate) struct Peer {
@@ -45,6 +48,7 @@ pub(crate) struct Peer {
 pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) arena: Arena,
+    pub(crate) codec: DramCodec,
     pub(crate) epoch: u64,
     pub(crate) stopping: AtomicBool,
     /// A stop lets sessions answer what has arrived.
@@ -64,6 +68,7 @@ pub(crate) struct Shared {
 pub struct Server {
     shared: Arc<Shared>,
     control: Option<JoinHandle<()>>,
+    transcoder: Option<JoinHandle<()>>,
     owner: u32,
 }
 
@@ -80,6 +85,7 @@ impl Server {
         let budget = options.budget()?;
         let listener = Listener::bind(&options.socket)?;
         memory::check_fits("dram_bytes", options.dram_bytes)?;
+        let codec = DramCodec::choose(options.codec)?;
         let arena = Arena::create(budget.arena as usize)?;
         let index = Index::new(arena.size(), budget.limits, Box::new(Lru::default()));
         let stop_event = eventfd(0, EventfdFlags::CLOEXEC)
@@ -87,6 +93,7 @@ impl Server {
         let shared = Arc::new(Shared {
             options,
             arena,
+            codec,
             epoch: new_epoch()?,
             stopping: AtomicBool::new(false),
             draining: AtomicBool::new(false),
@@ -98,8 +105,9 @@ impl Server {
             peers: Mutex::new(HashMap::new()),
             started: Instant::now(),
         });
+        let transcoder = transcode::spawn(&shared)?;
         let control = control::spawn(Arc::clone(&shared), listener)?;
-        Ok(Self { shared, control: Some(control), owner: std::process::id() })
+        Ok(Self { shared, control: Some(control), transcoder, owner: std::process::id() })
     }
 
     /// Differs at every start.
@@ -135,6 +143,10 @@ impl Server {
         // The control thread ends all sessions. Had it panicked, the hang-up would still be due.
         if control.join().is_err() {
             self.shared.hang_up_all(std::net::Shutdown::Both);
+        }
+        if let Some(transcoder) = self.transcoder.take() {
+            // Had it panicked, the index would be poisoned and say so.
+            let _ = transcoder.join();
         }
     }
 }
@@ -203,12 +215,20 @@ impl Shared {
             ("uptime_s", self.started.elapsed().as_secs()),
             ("dram_bytes", self.options.dram_bytes),
             ("ingest_free_bytes", ingest_free),
+            ("os_arena_bytes", self.arena.resident_bytes()?),
+            ("os_private_bytes", memory::private_bytes()),
         ];
         let own = own.map(|(name, value)| (name.to_owned(), value));
         let mut values = snapshot.values();
         values.extend(own);
         let tenants = snapshot.tenants.into_iter().map(|row| (row.name, row.bytes, row.blocks));
-        Ok(StatsReply { values, tenants: tenants.collect() })
+        let texts = [("codec", self.codec.name()), ("codec_why", &self.codec.why)];
+        Ok(StatsReply {
+            values,
+            tenants: tenants.collect(),
+            texts: texts.map(|(name, text)| (name.to_owned(), text.to_owned())).to_vec(),
+            usage: snapshot.usage.iter().map(|row| ("dram".to_owned(), *row)).collect(),
+        })
     }
 
     pub(crate) fn hang_up_all(&self, how: std::net::Shutdown) {

@@ -4,6 +4,7 @@
 //! clients, and the index. The division is fixed at start, so no later event can exceed it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::alloc::{GRANULE, MAX_CAPACITY};
 use crate::error::{Error, Result};
@@ -13,6 +14,35 @@ use crate::index::Limits;
 const INDEX_BYTES_PER_BLOCK: u64 = 128;
 
 const MIB: u64 = 1 << 20;
+
+/// How a tier stores blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CodecChoice {
+    /// As they are.
+    None,
+    /// Coded on put so that reading them is as fast.
+    Fast,
+    /// Fast on put, and as small as possible once idle.
+    Dense,
+    /// Fast where this machine decodes as fast as it copies, else as they are.
+    Auto,
+}
+
+impl CodecChoice {
+    /// The choice a person writes as `name`.
+    pub fn from_name(name: &str) -> Result<Self> {
+        match name {
+            "none" => Ok(Self::None),
+            "fast" => Ok(Self::Fast),
+            "dense" => Ok(Self::Dense),
+            "auto" => Ok(Self::Auto),
+            _ => Err(Error::config(
+                "codec",
+                format!("{name:?} is no codec; choose none, fast, dense or auto"),
+            )),
+        }
+    }
+}
 
 /// Settings of one store.
 #[derive(Debug, Clone)]
@@ -31,6 +61,12 @@ pub struct Options {
     pub max_sessions: usize,
     /// Leases one session may hold at once.
     pub max_leases: usize,
+    /// How blocks are stored in DRAM.
+    pub codec: CodecChoice,
+    /// Share of one core for coding idle blocks again.
+    pub transcode_share: f64,
+    /// Unused for so long, a block counts as idle.
+    pub transcode_idle: Duration,
 }
 
 /// How `dram_bytes` is divided.
@@ -51,6 +87,9 @@ impl Options {
             index_bytes: None,
             max_sessions: 128,
             max_leases: 65_536,
+            codec: CodecChoice::None,
+            transcode_share: 0.1,
+            transcode_idle: Duration::from_secs(2),
         }
     }
 

@@ -1,8 +1,14 @@
-//! Put: reserve under the lock, copy without it, publish under it again.
+//! Put: reserve under the lock, copy or encode without it, publish under it again.
+//!
+//! A block is coded straight into its extent, whose size is a forecast: what the last block of that
+//! shape took, and a little more. One that does not fit is put again with room for the worst case;
+//! publishing gives back what was not needed.
 //!
 //! A reservation that is not published returns its bytes on drop, so nothing half-written is ever
 //! visible. Two puts of one key make one copy: the second waits for the first and reports
 //! "present", so when put returns, every key it calls stored or present can be read.
+
+use mooncake_codec::Encoder;
 
 use super::Shared;
 use super::session::Session;
@@ -10,14 +16,34 @@ use crate::alloc::ExtentId;
 use crate::arena::Ingest;
 use crate::block::Layout;
 use crate::error::{Error, Result};
-use crate::index::{Refusal, Reserve};
+use crate::index::{Refusal, Reserve, SessionId};
 use crate::wire::{BlockShape, PutItem, PutStatus};
+
+/// What coded blocks of a shape are expected to take.
+#[derive(Default)]
+pub(super) struct Forecast(Option<(Layout, usize)>);
+
+impl Forecast {
+    /// Bytes to reserve for the next block; all it could need if nothing is known.
+    fn bytes(&self, layout: &Layout) -> usize {
+        let most = layout.container_bytes();
+        match self.0 {
+            Some((of, last)) if of == *layout => most.min(last + last / 50),
+            _ => most,
+        }
+    }
+
+    fn learn(&mut self, layout: &Layout, len: usize) {
+        self.0 = layout.is_coded().then_some((*layout, len));
+    }
+}
 
 /// An extent being written; given back on drop unless published.
 struct Reservation<'a> {
     shared: &'a Shared,
     extent: ExtentId,
     offset: u64,
+    len: usize,
     published: bool,
 }
 
@@ -30,12 +56,27 @@ enum Step<'a> {
 impl Session {
     /// One status byte per item.
     pub(super) fn put(
-        &self,
+        &mut self,
         tenant: &str,
         shape: BlockShape,
         items: &[[u8; 72]],
     ) -> Result<Vec<u8>> {
-        let layout = Layout::new(shape)?;
+        let mut encoder = std::mem::take(&mut self.encoder);
+        let mut forecast = std::mem::take(&mut self.forecast);
+        let statuses = self.put_all(tenant, shape, items, &mut encoder, &mut forecast);
+        (self.encoder, self.forecast) = (encoder, forecast);
+        statuses
+    }
+
+    fn put_all(
+        &self,
+        tenant: &str,
+        shape: BlockShape,
+        items: &[[u8; 72]],
+        encoder: &mut Encoder,
+        forecast: &mut Forecast,
+    ) -> Result<Vec<u8>> {
+        let layout = Layout::new(shape, self.shared.codec.on_put)?;
         let ingest = self.ingest.as_ref().ok_or_else(|| {
             Error::refused("this session has no put buffer; all of them are taken")
         })?;
@@ -48,19 +89,30 @@ impl Session {
         let mut statuses = vec![PutStatus::Stored as u8; items.len()];
         let mut open: Vec<usize> = (0..items.len()).collect();
         while !open.is_empty() {
-            let steps = self.reserve(tenant, &layout, &items, &open)?;
-            let mut waiting = Vec::new();
+            let len = forecast.bytes(&layout);
+            let steps = self.reserve(tenant, len, &items, &open)?;
+            let (mut waiting, mut again) = (Vec::new(), Vec::new());
             for (&at, step) in open.iter().zip(steps) {
                 match step {
                     Step::Done(status) => statuses[at] = status as u8,
-                    Step::Write(reservation) => reservation.fill(&layout, ingest, &items[at])?,
+                    Step::Write(reservation) => {
+                        let item = &items[at];
+                        match reservation.fill(&layout, encoder, ingest, item, self.id)? {
+                            Some(len) => forecast.learn(&layout, len),
+                            None => {
+                                forecast.learn(&layout, layout.container_bytes());
+                                again.push(at);
+                            }
+                        }
+                    }
                     Step::Wait => waiting.push(at),
                 }
             }
             if let Some(&first) = waiting.first() {
                 self.wait_for(&items[first])?;
             }
-            open = waiting;
+            again.extend(waiting);
+            open = again;
         }
         Ok(statuses)
     }
@@ -68,21 +120,23 @@ impl Session {
     fn reserve<'a>(
         &'a self,
         tenant: &str,
-        layout: &Layout,
+        len: usize,
         items: &[PutItem],
         open: &[usize],
     ) -> Result<Vec<Step<'a>>> {
         let shared = &*self.shared;
         let now = shared.now();
-        let bytes = layout.container_bytes() as u64;
         let mut index = shared.index()?;
         let mut step = |at: &usize| {
             let PutItem { key, parent, .. } = &items[*at];
-            match index.reserve(key, parent.as_ref(), bytes, tenant, now) {
-                Reserve::Present => Step::Done(PutStatus::Present),
+            match index.reserve(key, parent.as_ref(), len as u64, tenant, now) {
+                Reserve::Present => {
+                    index.put_by(self.id, key);
+                    Step::Done(PutStatus::Present)
+                }
                 Reserve::Pending => Step::Wait,
                 Reserve::Granted(extent, offset) => {
-                    Step::Write(Reservation { shared, extent, offset, published: false })
+                    Step::Write(Reservation { shared, extent, offset, len, published: false })
                 }
                 Reserve::Refused(why) => Step::Done(match why {
                     Refusal::Full => PutStatus::Full,
@@ -105,19 +159,33 @@ impl Session {
 }
 
 impl Reservation<'_> {
-    fn fill(mut self, layout: &Layout, ingest: &Ingest, item: &PutItem) -> Result<()> {
+    /// Write and publish a block; the bytes its container takes, or None if it does not fit.
+    fn fill(
+        mut self,
+        layout: &Layout,
+        encoder: &mut Encoder,
+        ingest: &Ingest,
+        item: &PutItem,
+        session: SessionId,
+    ) -> Result<Option<usize>> {
         let source = ingest
             .at(item.offset, layout.raw_bytes())
             .ok_or_else(|| Error::refused("a block lies outside the put buffer"))?;
-        let target = self.shared.arena.at(self.offset, layout.container_bytes());
-        // SAFETY: the source range was checked; the target is an extent reserved for us alone, at
-        // least as large as the container, and `at` checked that it is inside the arena.
-        unsafe { layout.write(source, target) };
-        let (len, raw) = (layout.container_bytes() as u32, layout.raw_bytes() as u32);
-        self.shared.index()?.publish(self.extent, len, raw);
+        let target = self.shared.arena.at(self.offset, self.len);
+        // SAFETY: an extent reserved for us alone, at least `len` bytes, and `at` checked that it is
+        // inside the arena, which is mapped and touched.
+        let target = unsafe { std::slice::from_raw_parts_mut(target, self.len) };
+        // SAFETY: the source range was checked.
+        let Some(stored) = (unsafe { layout.write(encoder, source, target) }) else {
+            return Ok(None);
+        };
+        let mut index = self.shared.index()?;
+        index.publish(self.extent, stored);
+        index.put_by(session, &item.key);
+        drop(index);
         self.published = true;
         self.shared.notify_published();
-        Ok(())
+        Ok(Some(stored.len as usize))
     }
 }
 

@@ -8,14 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use mooncake_codec::Encoder;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::fetch::{self, Wanted};
+use super::put::Forecast;
 use super::{Peer, Shared};
 use crate::arena::Ingest;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fdpass::{recv_some, send_all, send_with_fds};
 use crate::index::SessionId;
+use crate::key::{KEY_BYTES, Key, NO_KEY};
 use crate::wire::{self, HEADER_BYTES, LeaseEntry, MAX_ITEMS, Reply, Request};
 
 const FIRST_BUFFER: usize = 64 << 10;
@@ -23,14 +26,17 @@ const FIRST_BUFFER: usize = 64 << 10;
 pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
     pub(super) ingest: Option<Ingest>,
+    pub(super) encoder: Encoder,
+    pub(super) forecast: Forecast,
+    pub(super) id: SessionId,
     peer: Arc<Peer>,
-    id: SessionId,
     welcomed: bool,
 }
 
 impl Session {
     pub(super) fn new(shared: Arc<Shared>, peer: Arc<Peer>, id: SessionId) -> Self {
-        Self { shared, peer, id, ingest: None, welcomed: false }
+        let (encoder, forecast) = (Encoder::new(), Forecast::default());
+        Self { shared, peer, id, ingest: None, encoder, forecast, welcomed: false }
     }
 
     pub(super) fn run(mut self) {
@@ -100,6 +106,7 @@ impl Session {
                 Reply::Count(evicted as u32).encode(seq, out);
                 Ok(())
             }
+            Request::List { from } => self.list(from, seq, out),
             Request::Stats => self.shared.stats().map(|stats| Reply::Stats(stats).encode(seq, out)),
             Request::Ping => {
                 Reply::Pong.encode(seq, out);
@@ -172,6 +179,19 @@ impl Session {
         }
         drop(index);
         Reply::Leases(&entries).encode(seq, out);
+        Ok(())
+    }
+
+    fn list(&self, from: u32, seq: u64, out: &mut Vec<u8>) -> Result<()> {
+        let (blocks, next) = self.shared.index()?.list(from, MAX_ITEMS);
+        let link = |(key, parent): (Key, Option<Key>)| {
+            let mut link = [0; 2 * KEY_BYTES];
+            link[..KEY_BYTES].copy_from_slice(&key);
+            link[KEY_BYTES..].copy_from_slice(&parent.unwrap_or(NO_KEY));
+            link
+        };
+        let items: Vec<_> = blocks.into_iter().map(link).collect();
+        Reply::Listed { next: next.unwrap_or(0), items: &items }.encode(seq, out);
         Ok(())
     }
 

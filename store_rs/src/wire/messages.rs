@@ -13,6 +13,7 @@ const PUT: u8 = 6;
 const EVICT: u8 = 7;
 const STATS: u8 = 8;
 const PING: u8 = 9;
+const LIST: u8 = 0x20;
 
 /// Bytes of one put item: key, parent, ingest offset.
 const ITEM_BYTES: usize = 2 * KEY_BYTES + 8;
@@ -91,6 +92,11 @@ pub enum Request<'a> {
         /// Which.
         keys: &'a [Key],
     },
+    /// What is stored, a piece at a time.
+    List {
+        /// Where to go on; 0 to begin.
+        from: u32,
+    },
     /// Counters.
     Stats,
     /// Is the store alive?
@@ -148,6 +154,7 @@ impl<'a> Request<'a> {
             EVICT => Self::Evict { keys: keys(&mut at)? },
             STATS => Self::Stats,
             PING => Self::Ping,
+            LIST => Self::List { from: at.u32()? },
             _ => return Err(Error::protocol(format!("unknown request {op}"))),
         };
         at.end()?;
@@ -185,6 +192,7 @@ impl<'a> Request<'a> {
             Self::Evict { keys } => frame(out, EVICT, seq, |out| put_records(out, keys)),
             Self::Stats => frame(out, STATS, seq, |_| {}),
             Self::Ping => frame(out, PING, seq, |_| {}),
+            Self::List { from } => frame(out, LIST, seq, |out| out.extend(from.to_le_bytes())),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use super::{Cursor, MAX_ITEMS, frame, put_text};
 use crate::error::{Error, ErrorKind, Result};
+use crate::index::Usage;
+use crate::key::KEY_BYTES;
 
 const WELCOME: u8 = 129;
 const COUNT: u8 = 130;
@@ -9,9 +11,12 @@ const LEASES: u8 = 131;
 const PUT_DONE: u8 = 132;
 const STATS: u8 = 133;
 const PONG: u8 = 134;
+const LISTED: u8 = 0xA0;
 const ERROR: u8 = 255;
 
 const LEASE_BYTES: usize = 24;
+/// A block and its parent.
+const LINK_BYTES: usize = 2 * KEY_BYTES;
 
 /// One block of a lease reply; `len` 0 means absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,13 +45,17 @@ pub enum PutStatus {
     ParentAbsent = 4,
 }
 
-/// Named counters, and use per tenant as (name, bytes, blocks).
+/// What a store counts, and how it is set up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StatsReply {
     /// Counters and gauges.
     pub values: Vec<(String, u64)>,
     /// Physical bytes and blocks of each tenant.
     pub tenants: Vec<(String, u64, u64)>,
+    /// What is not a number.
+    pub texts: Vec<(String, String)>,
+    /// Bytes by tier, element type and codec.
+    pub usage: Vec<(String, Usage)>,
 }
 
 /// An answer.
@@ -73,6 +82,13 @@ pub enum Reply<'a> {
     PutDone(&'a [u8]),
     /// Answers stats.
     Stats(StatsReply),
+    /// Answers list.
+    Listed {
+        /// Where to go on; 0 at the end.
+        next: u32,
+        /// Key and parent of each block; a parent of zeros for none.
+        items: &'a [[u8; LINK_BYTES]],
+    },
     /// Answers ping.
     Pong,
     /// The call failed.
@@ -146,6 +162,10 @@ impl<'a> Reply<'a> {
             }
             STATS => Self::Stats(decode_stats(&mut at)?),
             PONG => Self::Pong,
+            LISTED => {
+                let (next, count) = (at.u32()?, at.u32()?);
+                Self::Listed { next, items: at.records(count)? }
+            }
             ERROR => {
                 let kind = match at.u8()? {
                     0 => ErrorKind::Refused,
@@ -183,6 +203,11 @@ impl<'a> Reply<'a> {
             }),
             Self::Stats(stats) => frame(out, STATS, seq, |out| encode_stats(stats, out)),
             Self::Pong => frame(out, PONG, seq, |_| {}),
+            Self::Listed { next, items } => frame(out, LISTED, seq, |out| {
+                out.extend(next.to_le_bytes());
+                out.extend((items.len() as u32).to_le_bytes());
+                out.extend(items.as_flattened());
+            }),
             Self::Failed(error) => frame(out, ERROR, seq, |out| {
                 out.push(match error.kind() {
                     ErrorKind::Refused | ErrorKind::Config(_) => 0,
@@ -209,6 +234,19 @@ fn encode_stats(stats: &StatsReply, out: &mut Vec<u8>) {
         out.extend(bytes.to_le_bytes());
         out.extend(blocks.to_le_bytes());
     }
+    out.extend((stats.texts.len() as u32).to_le_bytes());
+    for (name, text) in &stats.texts {
+        put_text(out, name);
+        put_text(out, text);
+    }
+    out.extend((stats.usage.len() as u32).to_le_bytes());
+    for (tier, row) in &stats.usage {
+        put_text(out, tier);
+        out.extend([row.dtype, row.codec]);
+        let sums = [row.blocks, row.logical, row.shared_saved, row.codec_saved];
+        let costs = [row.metadata, row.rounding, row.physical];
+        sums.iter().chain(&costs).for_each(|value| out.extend(value.to_le_bytes()));
+    }
 }
 
 fn decode_stats(at: &mut Cursor<'_>) -> Result<StatsReply> {
@@ -218,6 +256,28 @@ fn decode_stats(at: &mut Cursor<'_>) -> Result<StatsReply> {
     }
     for _ in 0..bounded(at.u32()?)? {
         stats.tenants.push((at.text()?.to_owned(), at.u64()?, at.u64()?));
+    }
+    for _ in 0..bounded(at.u32()?)? {
+        stats.texts.push((at.text()?.to_owned(), at.text()?.to_owned()));
+    }
+    for _ in 0..bounded(at.u32()?)? {
+        let tier = at.text()?.to_owned();
+        let (dtype, codec) = (at.u8()?, at.u8()?);
+        let (blocks, logical, shared_saved) = (at.u64()?, at.u64()?, at.u64()?);
+        let (codec_saved, metadata) = (at.u64()?, at.u64()?);
+        let (rounding, physical) = (at.u64()?, at.u64()?);
+        let row = Usage {
+            dtype,
+            codec,
+            blocks,
+            logical,
+            shared_saved,
+            codec_saved,
+            metadata,
+            rounding,
+            physical,
+        };
+        stats.usage.push((tier, row));
     }
     Ok(stats)
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::index::Usage;
 use proptest::prelude::*;
 
 fn round_trip(request: Request<'_>) {
@@ -30,6 +31,7 @@ fn every_request_survives_the_wire() {
     round_trip(Request::Lease { tenant: "", keys: &keys, prefix: true, wait_ms: 80 });
     round_trip(Request::Release { tokens: &[[7; 8]] });
     round_trip(Request::Corrupt { token: 9 });
+    round_trip(Request::List { from: 7 });
     round_trip(Request::Put { tenant: "t", shape, items: &[item.encode(), root.encode()] });
     round_trip(Request::Evict { keys: &keys[..1] });
     round_trip(Request::Stats);
@@ -40,11 +42,16 @@ fn every_request_survives_the_wire() {
 fn every_reply_survives_the_wire() {
     let entry = LeaseEntry { token: u64::MAX, offset: 256, len: 77 };
     assert_eq!(LeaseEntry::decode(&entry.encode()), entry);
-    let stats =
-        StatsReply { values: vec![("blocks".into(), 3)], tenants: vec![("acme".into(), 4096, 1)] };
+    let stats = StatsReply {
+        values: vec![("blocks".into(), 3)],
+        tenants: vec![("acme".into(), 4096, 1)],
+        texts: vec![("codec".into(), "fast".into())],
+        usage: vec![("dram".into(), Usage { dtype: 1, physical: 7, ..Usage::default() })],
+    };
     for reply in [
         Reply::Welcome { epoch: 1, pid: 2, arena_bytes: 3, ingest_bytes: 4, tiers: 2 },
         Reply::Count(9),
+        Reply::Listed { next: 5, items: &[[3; 64]] },
         Reply::Leases(&[entry.encode()]),
         Reply::PutDone(&[0, 1, 2]),
         Reply::Stats(stats),

@@ -1,0 +1,129 @@
+//! Storing a block anew in another form, while it stays readable.
+//!
+//! A replacement pins the old extent as if it were leased and reserves a new one; the caller writes
+//! the new form there without any lock. Finishing swaps the two in one step: who leased the old
+//! bytes keeps them until the lease ends, who leases later gets the new ones. A block that was
+//! evicted meanwhile stays evicted. Accounted at every moment: the old bytes are leased or resident,
+//! the new ones reserved.
+
+use super::stats::Category;
+use super::usage::{KEEP_FORM, Stored};
+use super::{Body, Index, NONE, Tick};
+use crate::alloc::ExtentId;
+
+/// Bodies looked at under one hold of the lock.
+const SCAN: usize = 4096;
+
+/// A block that is being stored anew; end it with `finish_replace` or `abandon_replace`.
+#[derive(Debug)]
+#[must_use]
+pub struct Replacement {
+    old: ExtentId,
+    new: ExtentId,
+    /// Where the old container is.
+    pub source: u64,
+    /// Its bytes, which are also those reserved for the new one.
+    pub len: u32,
+    /// Where the new one goes.
+    pub target: u64,
+}
+
+/// What `begin_replace` found.
+#[derive(Debug)]
+pub enum Candidate {
+    /// Store this block anew.
+    Found(Replacement),
+    /// None among those looked at; there are more.
+    Searching,
+    /// None at all, or no room for one.
+    Nothing,
+}
+
+impl Index {
+    /// The next block stored under `codec` that nobody has used since `idle_since`, from the body
+    /// `cursor` on, which it advances. A full store gives up other blocks for the room only if it has
+    /// done so for puts: storing blocks anew then gains more than it costs.
+    pub fn begin_replace(&mut self, codec: u8, idle_since: Tick, cursor: &mut usize) -> Candidate {
+        if *cursor >= self.bodies.len() {
+            *cursor = 0;
+        }
+        let end = self.bodies.len().min(*cursor + SCAN);
+        let found = (*cursor..end).find(|&at| self.replaceable(at, codec, idle_since));
+        *cursor = found.map_or(end, |at| at + 1);
+        let Some(old) = found.map(|at| at as ExtentId) else {
+            let all = end == self.bodies.len();
+            return if all { Candidate::Nothing } else { Candidate::Searching };
+        };
+        let len = self.bodies[old as usize].len;
+        self.change(old, |body| body.leases += 1);
+        let new = match self.alloc.allocate(len.into()) {
+            None if self.counters.evicted_for_room > 0 => self.allocate(len.into()),
+            fits => fits,
+        };
+        let Some(new) = new else {
+            self.drop_lease(old, false);
+            return Candidate::Nothing;
+        };
+        self.set_body(new, Body { node: NONE, ..Body::default() });
+        self.bytes[Category::Reserved] += self.alloc.size(new);
+        self.assert_accounted();
+        let (source, target) = (self.alloc.offset(old), self.alloc.offset(new));
+        Candidate::Found(Replacement { old, new, source, len, target })
+    }
+
+    /// The new form is complete; true if the block is stored in it from now on.
+    pub fn finish_replace(&mut self, replacement: Replacement, stored: Stored) -> bool {
+        let Replacement { old, new, .. } = replacement;
+        let Body { node, users, .. } = self.bodies[old as usize];
+        if node == NONE || self.alloc.rounded(stored.len.into()) >= Some(self.alloc.size(old)) {
+            self.abandon_replace(replacement);
+            return false;
+        }
+        self.settle(new, stored);
+        self.count_user(new, users);
+        self.tenants.resize(
+            self.nodes[node as usize].tenant,
+            self.alloc.size(old),
+            self.alloc.size(new),
+        );
+        self.nodes[node as usize].body = new;
+        self.bodies[new as usize].node = node;
+        self.bodies[old as usize].node = NONE;
+        self.drop_lease(old, false);
+        self.offer(node);
+        self.counters.transcoded += 1;
+        self.assert_accounted();
+        true
+    }
+
+    /// Leave the block as it is, for good.
+    pub fn abandon_replace(&mut self, replacement: Replacement) {
+        let Replacement { old, new, .. } = replacement;
+        self.bodies[old as usize].users |= KEEP_FORM;
+        self.release_body(new);
+        self.drop_lease(old, false);
+        self.assert_accounted();
+    }
+
+    /// The old form is damaged: the block is a miss from now on.
+    pub fn drop_corrupt(&mut self, replacement: Replacement) {
+        let node = self.bodies[replacement.old as usize].node;
+        self.abandon_replace(replacement);
+        if node != NONE {
+            self.counters.corrupt_dropped += 1;
+            self.detach(node);
+        }
+        self.assert_accounted();
+    }
+
+    fn replaceable(&self, at: usize, codec: u8, idle_since: Tick) -> bool {
+        let body = &self.bodies[at];
+        body.node != NONE
+            && body.len > 0
+            && body.leases == 0
+            && body.users & KEEP_FORM == 0
+            && self.usages.kind(body.kind).codec == codec
+            && self.nodes[body.node as usize].last_used <= idle_since
+            && self.nodes[body.node as usize].body == at as ExtentId
+    }
+}
