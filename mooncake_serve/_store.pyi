@@ -65,8 +65,9 @@ class BlockShape:
 class Lease:
     """The right to read one block in place: a read-only buffer, valid until `release`.
 
-    The bytes are unverified until `verify()`. The store never reuses them while the lease holds,
-    even if it dies meanwhile. Ends at `release()`, at the end of `with`, or with the object.
+    A block that is stored coded has no bytes to view (BufferError); `read_into` decodes it. The
+    bytes are unverified until `verify()`. The store never reuses them while the lease holds, even
+    if it dies meanwhile. Ends at `release()`, at the end of `with`, or with the object.
     """
 
     @property
@@ -75,6 +76,11 @@ class Lease:
     def nbytes(self) -> int: ...
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def shape(self) -> BlockShape: ...
+    @property
+    def codec(self) -> str:
+        """How the block is stored: "none", "fast", "dense" or "zstd"."""
     def verify(self) -> bool:
         """True if every byte matches its checksum. If not, the store drops the block."""
     def release(self) -> None:
@@ -95,7 +101,9 @@ class StoreServer:
     `dram_bytes` caps arena, put buffers and index together. `ingest_bytes_max` is the largest put
     buffer of one client, `ingest_bytes_total` that of all (None: an eighth of the memory, or more
     in a small store). `index_bytes` bounds the number of blocks at 128 bytes each (None: 1/64 of
-    the memory). A client that puts takes two of `max_sessions`.
+    the memory). A client that puts takes two of `max_sessions`. `codec` is none, fast, dense or
+    auto; dense codes blocks again that were unused for `transcode_idle_s`, with `transcode_share`
+    of one core.
     """
 
     def __new__(
@@ -108,6 +116,9 @@ class StoreServer:
         ingest_bytes_total: int | None = None,
         index_bytes: int | None = None,
         max_leases: int = 65536,
+        codec: str = "none",
+        transcode_share: float = 0.1,
+        transcode_idle_s: float = 2.0,
     ) -> Self: ...
     def start(self) -> None:
         """Reserve memory, take the socket, serve; nothing if it runs already.
@@ -118,7 +129,13 @@ class StoreServer:
     def stop(self, drain: bool = False) -> None:
         """Stop; with `drain`, requests that have arrived are answered first."""
     def stats(self) -> dict[str, Any]:
-        """Counters and gauges by name; `tenants` maps a name to its bytes and blocks."""
+        """Counters and gauges by name.
+
+        Of blocks: `logical_bytes - codec_saved_bytes + metadata_bytes + rounding_bytes =
+        physical_bytes`, also in each row of `usage` (by tier, dtype and codec).
+        `shared_saved_bytes` is what caches of each process's own would hold besides. `codec` and
+        `codec_why` say how blocks are stored. `tenants` maps a name to its bytes and blocks.
+        """
     @property
     def epoch(self) -> int:
         """Differs at every start."""
@@ -198,8 +215,10 @@ class StoreClient:
         """
     def evict(self, keys: Iterable[bytes], *, timeout_s: float | None = None) -> int:
         """Drop blocks; how many were present. Leases of them stay valid."""
+    def blocks(self, *, timeout_s: float | None = None) -> list[tuple[bytes, bytes | None]]:
+        """Key and parent of every block in DRAM; not a snapshot, as it comes in pieces."""
     def stats(self, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """Counters and gauges of the store by name."""
+        """Counters and gauges of the store by name; see `StoreServer.stats`."""
     def ping(self, *, timeout_s: float | None = None) -> None:
         """Return if the store answers."""
     @property

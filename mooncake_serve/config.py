@@ -74,6 +74,10 @@ class StoreSettings(Section):
     """Hard cap of physical bytes: arena, ingest and index together."""
     ingest: Size = ByteSize(64 * MIB)
     """Put buffer of each client."""
+    codec: Literal["none", "fast", "dense", "auto"] = "auto"
+    """How blocks are stored in DRAM: as they are; fast, a third smaller and read at memory speed;
+    dense, fast on put and smallest once idle; auto, fast where this machine decodes as fast as it
+    copies."""
     max_sessions: int = Field(default=64, ge=1, le=4096)
     socket_dir: str | None = None
     """Directory of the Unix socket, mode 0700; None picks one under the runtime directory."""

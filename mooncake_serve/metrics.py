@@ -231,6 +231,27 @@ STORE_BYTES = Metric(
 STORE_LOGICAL = Metric(
     "mooncake_store_logical_bytes", "gauge", "Blocks held, before encoding.", ("tier",)
 )
+STORE_SAVED = Metric(
+    "mooncake_store_saved_bytes",
+    "gauge",
+    "What would be stored besides without sharing between processes, and without the codec.",
+    ("tier", "kind"),
+)
+STORE_OVERHEAD = Metric(
+    "mooncake_store_overhead_bytes",
+    "gauge",
+    "Block headers, rounding of extents, and free bytes outside the largest free extent.",
+    ("tier", "kind"),
+)
+STORE_PHYSICAL = Metric(
+    "mooncake_store_physical_bytes", "gauge", "Extents that hold blocks.", ("tier",)
+)
+STORE_OS = Metric(
+    "mooncake_store_os_bytes", "gauge", "As the kernel counts them: arena, other memory.", ("kind",)
+)
+STORE_TRANSCODED = Metric(
+    "mooncake_store_transcoded_blocks_total", "counter", "Idle blocks stored anew in dense form."
+)
 STORE_DRAM = Metric("mooncake_store_dram_bytes", "gauge", "The cap: arena, ingest and index.")
 STORE_INGEST_FREE = Metric("mooncake_store_ingest_free_bytes", "gauge", "Left for put buffers.")
 STORE_UPTIME = Metric("mooncake_store_uptime_seconds", "gauge", "Since the store started.")
@@ -262,6 +283,15 @@ STORE_VALUES: Mapping[str, tuple[Metric, tuple[str, ...]]] = {
     "leased_bytes": (STORE_BYTES, ("dram", "leased")),
     "quarantined_bytes": (STORE_BYTES, ("dram", "quarantined")),
     "logical_bytes": (STORE_LOGICAL, ("dram",)),
+    "shared_saved_bytes": (STORE_SAVED, ("dram", "sharing")),
+    "codec_saved_bytes": (STORE_SAVED, ("dram", "codec")),
+    "metadata_bytes": (STORE_OVERHEAD, ("dram", "metadata")),
+    "rounding_bytes": (STORE_OVERHEAD, ("dram", "rounding")),
+    "fragmented_bytes": (STORE_OVERHEAD, ("dram", "fragmentation")),
+    "physical_bytes": (STORE_PHYSICAL, ("dram",)),
+    "os_arena_bytes": (STORE_OS, ("arena",)),
+    "os_private_bytes": (STORE_OS, ("private",)),
+    "transcoded_blocks": (STORE_TRANSCODED, ()),
     "blocks": (STORE_BLOCKS, ("dram",)),
     "dram_bytes": (STORE_DRAM, ()),
     "index_bytes": (STORE_INDEX, ()),
@@ -287,7 +317,7 @@ STORE_VALUES: Mapping[str, tuple[Metric, tuple[str, ...]]] = {
 }
 """What each value of a store's `stats()` is called."""
 
-STORE_UNMETERED = frozenset({"epoch", "pid", "tenants"})
+STORE_UNMETERED = frozenset({"epoch", "pid", "tenants", "codec", "codec_why", "usage"})
 """Entries of `stats()` that identify rather than measure, or whose labels have no bound."""
 
 METRICS: tuple[Metric, ...] = tuple(

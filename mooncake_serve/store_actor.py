@@ -58,6 +58,7 @@ class StoreActor:
             dram_bytes=parsed.dram,
             ingest_bytes_max=parsed.ingest,
             max_sessions=parsed.max_sessions,
+            codec=parsed.codec,
         )
         self._server.start()
         node = ray.get_runtime_context().get_node_id()

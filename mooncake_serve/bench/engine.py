@@ -68,6 +68,9 @@ class Answer:
 
     started: float = field(default_factory=time.perf_counter)
     times: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     cached_store_tokens: int = 0
     error: Exception | None = None
     ended: threading.Event = field(default_factory=threading.Event)
@@ -76,10 +79,13 @@ class Answer:
         """Called on the engine's thread."""
         if isinstance(event, TokenEvent):
             self.times.append(time.perf_counter() - self.started)
+            self.tokens.append(event.token_id)
             return
         if isinstance(event, FailEvent):
             self.error = event.error
         elif isinstance(event, FinishEvent):
+            self.prompt_tokens = event.usage.prompt_tokens
+            self.cached_tokens = event.usage.cached_tokens
             self.cached_store_tokens = event.usage.cached_store_tokens
         self.ended.set()
 

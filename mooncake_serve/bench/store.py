@@ -10,6 +10,7 @@ is null, with the reason under "why".
 from __future__ import annotations
 
 import argparse
+import json
 import socket as sockets
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_serve.bench import store_coded
 from mooncake_serve.bench import store_peers as peers
 from mooncake_serve.bench.report import emit, machine, progress, quantile, timed, version
 from mooncake_serve.store import BlockShape, StoreClient, StoreServer, block_keys
@@ -40,10 +42,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mooncake-serve bench store", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object (the default)")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, within a minute")
-    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.serve:
-        serve(options.serve[0], int(options.serve[1]), int(options.serve[2]))
+        serve(options.serve[0], json.loads(options.serve[1]))
         return 0
     emit(measure(options.quick))
     return 0
@@ -67,6 +69,13 @@ def measure(quick: bool) -> dict[str, Any]:
         result |= measure_copies(client, copy_sizes, result["why"])
         progress("batches")
         result |= measure_batches(client)
+    for codec in ("fast", "dense"):
+        settings = {"transcode_share": 1.0, "transcode_idle_s": 0.0}
+        with running_store(GIB, codec=codec, **settings) as (client, _):
+            for nbytes in copy_sizes:
+                blocks = min(max(WORKING_SET // nbytes, 32), 256)
+                row = store_coded.measure(client, codec, shape_of(nbytes), blocks)
+                result["read_into"].append(row)
     with running_store(GIB) as (client, _):
         progress("pressure")
         result["pressure"] = measure_pressure(client, 300 if quick else 600)
@@ -74,10 +83,9 @@ def measure(quick: bool) -> dict[str, Any]:
     return result
 
 
-def serve(path: str, dram_bytes: int, index_bytes: int) -> None:
+def serve(path: str, settings: dict[str, Any]) -> None:
     """Be the store until killed."""
-    settings: dict[str, Any] = {"index_bytes": index_bytes} if index_bytes else {}
-    server = StoreServer(socket=path, dram_bytes=dram_bytes, **settings)
+    server = StoreServer(socket=path, **settings)
     server.start()
     sys.stdout.write("serving\n")
     sys.stdout.flush()
@@ -86,12 +94,12 @@ def serve(path: str, dram_bytes: int, index_bytes: int) -> None:
 
 
 @contextmanager
-def running_store(dram_bytes: int, index_bytes: int = 0) -> Iterator[tuple[StoreClient, str]]:
-    """A client of a store in a fresh process, and its socket."""
+def running_store(dram_bytes: int, **settings: Any) -> Iterator[tuple[StoreClient, str]]:
+    """A client of a store in a fresh process, and its socket; `settings` as of `StoreServer`."""
     with tempfile.TemporaryDirectory(prefix="mooncake-bench-") as directory:
         path = str(Path(directory) / "store.sock")
         command = [sys.executable, "-m", "mooncake_serve.bench.store", "--serve"]
-        command += [path, str(dram_bytes), str(index_bytes)]
+        command += [path, json.dumps({"dram_bytes": dram_bytes, **settings})]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             if not process.stdout.readline():

@@ -27,6 +27,12 @@ def bench_engine(context: typer.Context) -> None:
     _run("engine", context)
 
 
+@app.command("footprint", context_settings=PASS_ON)
+def bench_footprint(context: typer.Context) -> None:
+    """Bytes and latency of one workload: unshared, shared, and shared and coded."""
+    _run("footprint", context)
+
+
 @app.command("codec", context_settings=PASS_ON)
 def bench_codec(context: typer.Context) -> None:
     """Ratio and rates of the lossless codecs on real KV, beside memcpy and other codecs."""

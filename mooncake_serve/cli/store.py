@@ -31,6 +31,7 @@ AnySocket = Annotated[
 ]
 CALL_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 60.0
+IMPORT_INGEST = 64 << 20
 
 
 def parse_size(field: str, text: str) -> int:
@@ -56,6 +57,7 @@ def run(
     metrics: Annotated[
         str | None, typer.Option(help="host:port where Prometheus may ask for its counters.")
     ] = None,
+    codec: Annotated[str, typer.Option(help="none, fast, dense or auto.")] = "auto",
 ) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     if context.invoked_subcommand:
@@ -69,6 +71,7 @@ def run(
         dram_bytes=parse_size("--dram", dram),
         ingest_bytes_max=parse_size("--ingest", ingest),
         max_sessions=max_sessions,
+        codec=codec,
     )
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -76,6 +79,8 @@ def run(
     typer.echo(f"reserving {dram} of memory", err=True)
     server.start()
     typer.echo(f"store serves on {socket}, pid {server.pid}", err=True)
+    stored = server.stats()
+    typer.echo(f"codec {stored['codec']}, {stored['codec_why']}", err=True)
     with _exporter(server, metrics):
         while not ended.wait(1.0):
             if not server.is_running:
@@ -118,9 +123,41 @@ def stats(
     if as_json:
         typer.echo(json.dumps(counters))
         return
+    usage = counters.pop("usage")
     width = max(len(name) for name in counters)
     for name, value in counters.items():
         typer.echo(f"{name:<{width}}  {value}")
+    for row in usage:
+        kind = [row.pop(name) for name in ("tier", "dtype", "codec")]
+        figures = ", ".join(f"{name} {value}" for name, value in row.items())
+        typer.echo(f"usage of {' '.join(kind)}: {figures}")
+
+
+@app.command("export", epilog="Example: mooncake-serve store export kv.tar")
+def export_blocks(
+    archive: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],
+    socket: AnySocket = None,
+) -> None:
+    """Write every block of a live store to an archive, in the portable zstd form."""
+    from mooncake_serve import archive as archives
+
+    with _attach(socket) as client:
+        written = archives.export(client, archive)
+    typer.echo(f"{archive}: {written}", err=True)
+
+
+@app.command("import", epilog="Example: mooncake-serve store import kv.tar")
+def import_blocks(
+    archive: Annotated[Path, typer.Argument(help="A file that export wrote.")],
+    socket: AnySocket = None,
+    tenant: Annotated[str, typer.Option(help="Whom the blocks are accounted to.")] = "",
+) -> None:
+    """Put the blocks of an archive into a live store; those it holds already stay."""
+    from mooncake_serve import archive as archives
+
+    with _attach(socket, ingest_bytes=IMPORT_INGEST) as client:
+        outcome = archives.restore(client, archive, tenant)
+    typer.echo(f"{archive}: {outcome}", err=True)
 
 
 @app.command()
@@ -156,7 +193,7 @@ def _report(nodes: list[str], done: str) -> None:
         typer.echo("no store runs on this cluster; an application starts one", err=True)
 
 
-def _attach(socket: Path | None) -> StoreClient:
+def _attach(socket: Path | None, ingest_bytes: int = 0) -> StoreClient:
     """The store on `socket`, or the newest of this machine's that answers. Raises StoreError."""
     from mooncake_serve.config import StoreSettings
     from mooncake_serve.store import StoreClient
@@ -164,7 +201,9 @@ def _attach(socket: Path | None) -> StoreClient:
 
     for path in [socket] if socket else sockets(StoreSettings()):
         try:
-            return StoreClient.connect(str(path), ingest_bytes=0, timeout_s=CALL_TIMEOUT_S)
+            return StoreClient.connect(
+                str(path), ingest_bytes=ingest_bytes, timeout_s=CALL_TIMEOUT_S
+            )
         except StoreUnavailable:
             if socket:
                 raise

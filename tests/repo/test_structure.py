@@ -16,7 +16,7 @@ LAYERS = [
     {"errors", "memory", "metrics"},
     {"config", "prometheus"},
     {"client", "store", "models", "codec", "policy"},
-    {"engine", "ray_metrics"},
+    {"engine", "archive", "ray_metrics"},
     {"store_actor", "router"},
     {"replica"},
     {"api"},

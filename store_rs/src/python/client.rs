@@ -16,6 +16,9 @@ use crate::client::{Client, Deadline, PutBlock};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
+/// A block's key and its parent's.
+type Link<'py> = (Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>);
+
 /// A connection to the store of this node.
 #[pyclass(module = "mooncake_serve._store", frozen)]
 pub(super) struct StoreClient {
@@ -153,11 +156,7 @@ impl StoreClient {
     }
 
     #[pyo3(signature = (*, timeout_s=None))]
-    fn blocks<'py>(
-        &self,
-        py: Python<'py>,
-        timeout_s: Option<f64>,
-    ) -> PyResult<Vec<(Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>)>> {
+    fn blocks<'py>(&self, py: Python<'py>, timeout_s: Option<f64>) -> PyResult<Vec<Link<'py>>> {
         let blocks = self.call(py, timeout_s, |client, deadline| client.blocks(deadline))?;
         let bytes = |key: &Key| PyBytes::new(py, key);
         let pair = |(key, parent): &(Key, Option<Key>)| (bytes(key), parent.as_ref().map(bytes));
