@@ -53,8 +53,9 @@ def test_a_generated_trace_has_the_shape_of_a_chat_service(trace: Trace) -> None
 
 def test_peers_tiers_and_refusals_show_in_the_report(trace: Trace) -> None:
     small = Options(nodes=3, dram_blocks=1500)
-    alone = simulate(trace, PROFILE, small.but(peers=False))
-    shared = simulate(trace, PROFILE, small)
+    blind = small.but(router="round-robin")
+    alone = simulate(trace, PROFILE, blind.but(peers=False))
+    shared = simulate(trace, PROFILE, blind)
     deep = simulate(trace, PROFILE, small.but(nvme_blocks=8000, device_blocks=200))
     assert alone["hit_rate_by_tier"]["peer"] == 0 < shared["hit_rate_by_tier"]["peer"]
     assert alone["hit_rate"] < shared["hit_rate"] < deep["hit_rate"]

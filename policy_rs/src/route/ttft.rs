@@ -2,15 +2,25 @@
 //!
 //! For every replica it predicts `queue + load + prefill` over the best usable prefix, counting all
 //! tiers of all nodes and the blocks that are in the making. The least
-//! `queue + (1 + delayed)·(load + prefill)` wins, where `delayed` is the number of later requests
-//! that each second of work holds up (see `flow`); alone on an idle cluster that is the plain time
-//! to first token.
+//! `queue + price·(load + prefill + displaced)` wins. The price of a second of work is 1 for the
+//! request itself, plus the later requests that it holds up: on the cluster (see `flow`), and on
+//! this replica in particular. `displaced` is what blocks pulled from another node will cost, since
+//! each takes the place of one that some later request would have used. Alone on an idle cluster
+//! all this is the plain time to first token.
 //!
 //! Owns: the blocks in the making and the measured flow. Reservations are the caller's ledger's.
 
 use super::flow::Flow;
 use super::pending::{Pending, PendingBlocks};
-use super::{Costs, Decision, Plan, Query, Rng, Router, Runs, Tier, View};
+use super::{Costs, Decision, Plan, Query, Reuse, Rng, Router, Runs, Tier, View};
+
+/// Share of the requests waiting on a replica that new work there is priced for, besides the price
+/// on the whole cluster. It sends long prompts where few wait, and so keeps the short ones from
+/// waiting behind them. More of it lowers the mean further and lifts the tail: 0.2 costs the 99th
+/// percentile 10 % in overload.
+const OWN_QUEUE: f64 = 0.08;
+/// Chance that the block a pulled one displaces would have been used again.
+const DISPLACED_REUSE: f64 = 0.03;
 
 /// See the module.
 pub struct TtftRouter {
@@ -90,7 +100,12 @@ impl Router for TtftRouter {
         let price = 1.0 + self.flow.delayed(waiting, self.plans.len());
         let objective_s = self.slo_s.unwrap_or(f64::INFINITY);
         let ranked = self.plans.iter().enumerate().filter(|(_, plan)| plan.ttft_s() <= objective_s);
-        let priced = ranked.map(|(at, plan)| (at, plan.queue_s + price * plan.reuse.total_s()));
+        let costs = &self.costs;
+        let priced = ranked.map(|(at, plan)| {
+            let own = OWN_QUEUE * f64::from(view.loads[plan.replica].waiting);
+            let work_s = plan.reuse.total_s() + displaced_s(costs, &plan.reuse);
+            (at, plan.queue_s + (price + own) * work_s)
+        });
         let Some(chosen) = self.rng.argmin(priced).map(|at| self.plans[at]) else {
             return Decision::Reject { best_s };
         };
@@ -104,4 +119,10 @@ impl Router for TtftRouter {
     fn set_costs(&mut self, costs: &Costs) {
         self.costs = costs.clone();
     }
+}
+
+/// Seconds that later requests will compute because pulled blocks took the place of others.
+fn displaced_s(costs: &Costs, reuse: &Reuse) -> f64 {
+    let pulled = reuse.blocks[Tier::Peer as usize] * costs.block_tokens;
+    DISPLACED_REUSE * f64::from(pulled) * costs.prefill.token_s
 }
