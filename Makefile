@@ -54,8 +54,8 @@ bench: build model ## the benchmarks behind the README's figures, into build/
 figures: build ## write the README's tables from what `make demo` and `make bench` left in build/
 	@$(BIN)/python scripts/figures.py
 
-manifests: build ## write the applications of deployments/ into the overlays of k8s/
-	@$(BIN)/python scripts/k8s_config.py
+manifests: build ## write the overlays of k8s/ from deployments/, and the Grafana dashboard
+	@$(BIN)/python scripts/k8s_config.py && $(BIN)/python scripts/grafana.py
 
 build: $(STAMPS)/extension ## environment and Rust extension
 

@@ -69,7 +69,12 @@ def subsection(annotation: Any) -> Any:
 def kind(field: Any) -> str:
     """A field's type, as a person would write it."""
     name = inspect.formatannotation(field.annotation)
-    for old, new in (("pydantic.types.", ""), ("typing.", ""), ("ByteSize", "size")):
+    for old, new in (
+        ("pydantic.types.", ""),
+        ("typing.", ""),
+        ("ByteSize", "size"),
+        (" | ", " or "),
+    ):
         name = name.replace(old, new)
     return name
 

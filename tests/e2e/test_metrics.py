@@ -9,6 +9,7 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 from mooncake_serve import metrics
+from mooncake_serve.metrics import serving, store
 from mooncake_serve.ray_metrics import scraped_name
 from mooncake_serve.store.node import NodeStoreStats
 from tests.e2e.cluster import BLOCK_TOKENS, App
@@ -33,20 +34,20 @@ def test_engines_and_store_report_through_ray(app: App) -> None:
         assert app.post(PROMPT, replica=0).status_code == 200
     used = {sample.metric for sample in metrics.store_samples(app.store_stats())}
     used |= {sample.metric for sample in metrics.store_client_samples(asdict(NodeStoreStats()))}
-    used |= {metrics.RUNNING, metrics.WAITING, metrics.POOL_USAGE, metrics.PROMPT_TOKENS}
+    used |= {serving.RUNNING, serving.WAITING, serving.POOL_USAGE, serving.PROMPT_TOKENS}
     gauges = {metric for metric in used if metric.kind == "gauge"}
 
     def reported() -> bool:
         found = scrape()
-        hits = found.get(scraped_name(metrics.POOL_HITS), [])
+        hits = found.get(scraped_name(serving.POOL_HITS), [])
         return not {scraped_name(m) for m in gauges} - set(found) and any(v > 0 for _, v in hits)
 
     eventually(reported)
     found = scrape()
-    replicas = {labels["replica"] for labels, _ in found[scraped_name(metrics.RUNNING)]}
+    replicas = {labels["replica"] for labels, _ in found[scraped_name(serving.RUNNING)]}
     assert len(replicas) >= 2
-    assert {labels["model_name"] for labels, _ in found[scraped_name(metrics.RUNNING)]} == {"tiny"}
-    states = {labels["state"] for labels, _ in found[scraped_name(metrics.STORE_BYTES)]}
+    assert {labels["model_name"] for labels, _ in found[scraped_name(serving.RUNNING)]} == {"tiny"}
+    states = {labels["state"] for labels, _ in found[scraped_name(store.BYTES)]}
     assert states == {"free", "reserved", "resident", "leased", "quarantined"}
-    prompts = sum(value for _, value in found[scraped_name(metrics.PROMPT_TOKENS)])
+    prompts = sum(value for _, value in found[scraped_name(serving.PROMPT_TOKENS)])
     assert prompts >= 2 * len(PROMPT)

@@ -13,13 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "mooncake_serve"
 
 LAYERS = [
-    {"errors", "memory", "metrics"},
-    {"config", "prometheus"},
+    {"errors", "logs", "memory", "metrics"},
+    {"config", "prometheus", "tracing"},
     {"client", "store", "models", "codec", "policy"},
     {"engine", "archive", "ray_metrics"},
     {"store_actor", "router"},
     {"replica"},
-    {"api"},
+    {"api", "dashboard"},
     {"app"},
     {"bench", "simulate", "demo"},
     {"cli"},

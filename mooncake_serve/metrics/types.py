@@ -1,0 +1,66 @@
+"""What a metric is, and who takes values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric family. Counters end in `_total`, times are seconds, sizes bytes."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram, ascending, without infinity."""
+
+
+class Sample(NamedTuple):
+    """One value of a snapshot; `labels` in the order of `metric.labels`."""
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float
+
+
+class Sink(Protocol):
+    """Takes values as they happen. Thread-safe; never raises for a value in range."""
+
+    def add(self, metric: Metric, amount: float = 1.0, labels: tuple[str, ...] = ()) -> None:
+        """Increase a counter by `amount` > 0; 0 is ignored."""
+        ...
+
+    def set(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
+        """Set a gauge."""
+        ...
+
+    def observe(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
+        """Count one observation of a histogram."""
+        ...
+
+
+class Tee:
+    """A sink that passes everything to several."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = sinks
+
+    def add(self, metric: Metric, amount: float = 1.0, labels: tuple[str, ...] = ()) -> None:
+        """See Sink."""
+        for sink in self._sinks:
+            sink.add(metric, amount, labels)
+
+    def set(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
+        """See Sink."""
+        for sink in self._sinks:
+            sink.set(metric, value, labels)
+
+    def observe(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
+        """See Sink."""
+        for sink in self._sinks:
+            sink.observe(metric, value, labels)
