@@ -78,9 +78,9 @@ def run(
         signal.signal(number, lambda *_: ended.set())
     typer.echo(f"reserving {dram} of memory", err=True)
     server.start()
-    typer.echo(f"store serves on {socket}, pid {server.pid}", err=True)
     stored = server.stats()
-    typer.echo(f"codec {stored['codec']}, {stored['codec_why']}", err=True)
+    codec = f"codec {stored['codec']} ({stored['codec_why']})"
+    typer.echo(f"store serves on {socket}, pid {server.pid}, {codec}", err=True)
     with _exporter(server, metrics):
         while not ended.wait(1.0):
             if not server.is_running:
