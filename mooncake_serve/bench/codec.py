@@ -3,9 +3,11 @@
 The unit is one (layer, K|V) plane of a block, for every codec. Ours run in a loop in Rust over
 more planes than a cache holds, copy, encode and decode of all planes in turn, medians per plane;
 encoding includes the checksum of the raw bytes and decoding its verification. `ratio` counts all
-that a container stores for a plane, its table entry and padding included. Nothing is calibrated
-beforehand: each plane carries its own model. `--kv` names safetensors files (see `kv_file`);
-without it the default model is run on prose, code and JSON.
+that a container stores for a plane, its table entry and padding included. No codec is calibrated
+beforehand: each plane carries its own model, so files named by `--calibrate` change no figure; they
+are only kept out of what is measured. `--kv` names safetensors files (see `kv_file`); without it
+`--model` is run on prose, code and JSON, and on prose once more in float32, from which the other
+element types are rounded. Random bytes come last.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from mooncake_serve import _store
 from mooncake_serve.bench import codec_peers, kv_file
 from mooncake_serve.bench.kv_file import KVFile
 from mooncake_serve.bench.report import emit, machine, progress, version
+from mooncake_serve.config import ModelConfig
 
 OURS = ("fast", "dense", "zstd")
+RANDOM = "random bytes"
 ALIGN, TABLE_ENTRY = 64, 24
 WORKING_SET = 384 << 20
 QUICK_WORKING_SET = 96 << 20
@@ -35,6 +39,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object (the default)")
     parser.add_argument("--quick", action="store_true", help="less data, within a minute")
     parser.add_argument("--kv", nargs="+", type=Path, default=[], help="safetensors files of KV")
+    parser.add_argument("--model", default=ModelConfig().id, help="whose KV, without --kv")
+    parser.add_argument("--calibrate", nargs="+", type=Path, default=[], help="never measured")
     parser.add_argument("--block-tokens", type=int, default=256)
     parser.add_argument("--no-peers", action="store_true", help="measure our codecs only")
     options = parser.parse_args(argv)
@@ -49,16 +55,14 @@ def main(argv: list[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run everything; the object that `--json` prints."""
     codec: Any = _store.codec
-    with tempfile.TemporaryDirectory() as scratch:
-        blocks = 2 if options.quick else 6
-        made = lambda: kv_file.capture_default(Path(scratch), options.block_tokens, blocks)  # noqa: E731
-        files = [kv_file.read(path, options.block_tokens) for path in options.kv or made()]
+    files = _files(options)
     result: dict[str, Any] = {
         "machine": machine(),
         "version": version(),
         "runs": 1,
         "isa": codec.use_isa(),
         "block_tokens": options.block_tokens,
+        "calibration": None,
         "files": [],
     }
     copies = []
@@ -67,7 +71,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         codecs, rates = _ours(codec, file, options.quick)
         copies += rates
         why: dict[str, str] = {}
-        if not options.no_peers:
+        if not options.no_peers and file.shape.dtype == "bfloat16" and file.name != RANDOM:
             planes = file.blocks.reshape(-1, file.shape.plane_nbytes)
             most = file.shape.planes * (1 if options.quick else 2)
             codecs |= codec_peers.measure(planes[:most], file.shape.dtype, 3)
@@ -75,7 +79,26 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         entry = {"file": file.name, "dtype": file.shape.dtype, "codecs": codecs, "why": why}
         result["files"].append(entry)
     result["memcpy_gb_s"] = float(np.median(copies))
+    result["why"] = {"calibration": "each plane carries its own model, and is charged for it"}
     return result
+
+
+def _files(options: argparse.Namespace) -> list[KVFile]:
+    """What to measure. ValueError when a file is also one to calibrate from."""
+    held_out = {path.resolve() for path in options.calibrate}
+    for path in options.kv:
+        if path.resolve() in held_out:
+            raise ValueError(f"{path} is to be measured and to calibrate from; name another text")
+    if options.kv:
+        files = [kv_file.read(path, options.block_tokens) for path in options.kv]
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            blocks = 2 if options.quick else 6
+            made = kv_file.capture_texts(Path(scratch), options.model, options.block_tokens, blocks)
+            files = [kv_file.read(path, options.block_tokens) for path in made]
+    first = files[0]
+    noise = np.random.default_rng(0).integers(0, 256, first.blocks.shape).astype(np.uint8)
+    return [*files, KVFile(RANDOM, first.shape, noise)]
 
 
 def _ours(codec: Any, file: KVFile, quick: bool) -> tuple[dict[str, Any], list[float]]:

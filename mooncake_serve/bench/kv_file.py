@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mooncake_serve.bench.report import progress
 from mooncake_serve.codec import Shape
+from mooncake_serve.config import ModelConfig
 
 _DTYPES = {
     "BF16": "bfloat16",
@@ -85,13 +86,14 @@ def capture(model: Any, tokens: list[int], block_tokens: int, path: Path) -> Non
     save_file(tensors, path)
 
 
-def capture_default(folder: Path, block_tokens: int, blocks: int) -> list[Path]:
-    """KV of the default model on three kinds of text that every Python carries."""
+def capture_texts(folder: Path, model: str, block_tokens: int, blocks: int) -> list[Path]:
+    """KV of a model on three kinds of text that every Python carries, and in other element types.
+
+    float32 is what the model computes in that type; float16 and both 8-bit floats are rounded from
+    it, as an engine that keeps such a cache does.
+    """
     import argparse
     from pydoc_data.topics import topics
-
-    from mooncake_serve.config import ModelConfig
-    from mooncake_serve.models import load_model, load_tokenizer
 
     rows = [{"id": i, "name": f"row {i}", "value": i * i % 97} for i in range(2000)]
     texts = {
@@ -99,12 +101,36 @@ def capture_default(folder: Path, block_tokens: int, blocks: int) -> list[Path]:
         "code": inspect.getsource(argparse),
         "json": json.dumps(rows),
     }
-    progress("prefilling the default model on prose, code and JSON")
-    config = ModelConfig()
+    bf16 = ModelConfig(id=model)
+    paths = _capture_all(folder, bf16, texts, block_tokens, blocks)
+    wide = ModelConfig(id=model, dtype="float32")
+    (exact,) = _capture_all(folder, wide, {"prose-float32": texts["prose"]}, block_tokens, 1)
+    return [*paths, exact, *_rounded(exact)]
+
+
+def _capture_all(
+    folder: Path, config: ModelConfig, texts: dict[str, str], block_tokens: int, blocks: int
+) -> list[Path]:
+    from mooncake_serve.models import load_model, load_tokenizer
+
+    progress(f"prefilling {config.id} in {config.dtype} on {', '.join(texts)}")
     model, tokenizer = load_model(config, "cpu").model, load_tokenizer(config)
     paths = []
     for name, text in texts.items():
         paths.append(folder / f"{name}.safetensors")
         tokens = tokenizer.encode(text[: 20 * block_tokens * blocks])
         capture(model, tokens[: block_tokens * blocks], block_tokens, paths[-1])
+    return paths
+
+
+def _rounded(path: Path) -> list[Path]:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    paths = []
+    for dtype in (torch.float16, torch.float8_e4m3fn, torch.float8_e5m2):
+        name = str(dtype).removeprefix("torch.")
+        paths.append(path.with_name(f"prose-{name}.safetensors"))
+        save_file({key: each.to(dtype) for key, each in tensors.items()}, paths[-1])
     return paths
