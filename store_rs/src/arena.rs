@@ -134,6 +134,11 @@ impl ArenaView {
         Ok(Self { map: Mapping::new(fd.as_fd(), len, ProtFlags::READ)? })
     }
 
+    /// Start of the mapping, for words that are read as atomics.
+    pub(crate) fn base(&self) -> *const u8 {
+        self.map.at(0, self.map.len).cast_const()
+    }
+
     /// A leased block's bytes.
     ///
     /// # Safety

@@ -8,6 +8,7 @@
 //! wire            bounded, versioned frames
 //! block           a block's container in the arena: the codec's format, verified reads
 //! arena, memory   sealed shared memory; what the machine can give
+//! peer, cluster   links between stores; what all nodes hold, in shared memory
 //! server, client  sessions on threads; blocking calls with deadlines
 //! python          the PyO3 face of all of it
 //! ```
@@ -16,11 +17,13 @@ pub mod alloc;
 pub mod arena;
 pub mod block;
 pub mod client;
+pub mod cluster;
 pub mod error;
 mod fdpass;
 pub mod index;
 pub mod key;
 pub mod memory;
+pub mod peer;
 #[cfg(feature = "python")]
 mod python;
 pub mod server;

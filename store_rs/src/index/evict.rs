@@ -1,7 +1,7 @@
 //! The tree's shape and the way out of it: adding nodes, evicting leaves, letting bodies go.
 
 use super::stats::Category;
-use super::{Index, NONE, Node, NodeId, Tick, hash};
+use super::{Index, NONE, Node, NodeId, Tick, Tier, hash};
 use crate::alloc::ExtentId;
 use crate::key::Key;
 
@@ -70,6 +70,9 @@ impl Index {
 
     /// Take the body from a node: freed now if nobody reads it, else at its last release.
     pub(super) fn detach(&mut self, node: NodeId) {
+        if self.readable(node) {
+            self.journal.record(&self.nodes[node as usize].key, Tier::Gone);
+        }
         let extent = std::mem::replace(&mut self.nodes[node as usize].body, NONE);
         self.tenants.refund(self.nodes[node as usize].tenant, self.alloc.size(extent));
         self.bodies[extent as usize].node = NONE;

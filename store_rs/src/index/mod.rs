@@ -16,6 +16,7 @@
 //! invariant panics: the store must not serve bytes it cannot account for.
 
 mod evict;
+mod journal;
 mod leases;
 mod list;
 mod policy;
@@ -31,6 +32,8 @@ use hashbrown::HashTable;
 
 use crate::alloc::{Allocator, ExtentId};
 use crate::key::Key;
+use journal::Journal;
+pub use journal::{Entry, Tier};
 use leases::Leases;
 pub use leases::Token;
 pub use policy::{EvictionPolicy, Lru};
@@ -130,6 +133,7 @@ pub struct Index {
     counters: Counters,
     tenants: Tenants,
     usages: Usages,
+    journal: Journal,
 }
 
 fn hash(key: &Key) -> u64 {
@@ -155,6 +159,7 @@ impl Index {
             counters: Counters::default(),
             tenants: Tenants::default(),
             usages: Usages::default(),
+            journal: Journal::default(),
         }
     }
 
@@ -336,6 +341,7 @@ impl Index {
         let tenant = self.nodes[node as usize].tenant;
         self.tenants.resize(tenant, before, self.alloc.size(extent));
         self.counters.puts_stored += 1;
+        self.journal.record(&self.nodes[node as usize].key, Tier::Dram);
         self.offer(node);
         self.assert_accounted();
     }

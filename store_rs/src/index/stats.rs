@@ -230,5 +230,6 @@ impl Index {
             + self.alloc.memory_bytes()
             + self.policy.memory_bytes()
             + self.usages.memory_bytes()
+            + self.journal.memory_bytes()
     }
 }

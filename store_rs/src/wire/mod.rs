@@ -39,6 +39,12 @@ pub struct Header {
 /// Consumes `HEADER_BYTES + payload.len()` bytes.
 pub fn split(bytes: &[u8]) -> Result<Option<(Header, &[u8])>> {
     let Some((head, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+    let header = parse_header(head)?;
+    Ok(rest.get(..header.len).map(|payload| (header, payload)))
+}
+
+/// Decode and check a header.
+pub(crate) fn parse_header(head: &[u8; HEADER_BYTES]) -> Result<Header> {
     let [l0, l1, l2, l3, version, op, z0, z1, seq @ ..] = *head;
     if version != VERSION {
         return Err(Error::protocol(format!(
@@ -50,8 +56,7 @@ pub fn split(bytes: &[u8]) -> Result<Option<(Header, &[u8])>> {
     if len > MAX_PAYLOAD || z0 != 0 || z1 != 0 {
         return Err(Error::protocol(format!("malformed frame header (op {op}, {len} bytes)")));
     }
-    let header = Header { len, op, seq: u64::from_le_bytes(seq) };
-    Ok(rest.get(..len).map(|payload| (header, payload)))
+    Ok(Header { len, op, seq: u64::from_le_bytes(seq) })
 }
 
 /// Append a frame to `out`: header, then what `payload` appends.

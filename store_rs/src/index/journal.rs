@@ -1,0 +1,167 @@
+//! What changed in the index, in order: what routers and other stores follow.
+//!
+//! Owns the last [`KEPT`] changes, numbered from 0. A follower that fell further behind, or knows
+//! an earlier start of this store, takes a snapshot: it notes the next number, reads all entries
+//! in parts, and then applies the changes from that number on. Changes that a part already
+//! shows are applied twice, which changes nothing.
+
+use std::collections::VecDeque;
+
+use super::{Index, NONE, hash};
+use crate::key::Key;
+
+/// Changes kept for followers.
+pub const KEPT: usize = 1 << 16;
+
+/// One key and where its block is: 80 bits of it, enough to be wrong never in practice, and a
+/// wrong entry costs a miss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// The key's first 64 bits.
+    pub fingerprint: u64,
+    /// The 16 bits after them.
+    pub check: u16,
+    /// The tier that holds it.
+    pub tier: Tier,
+}
+
+/// Where a block is on its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Tier {
+    /// In shared memory.
+    Dram = 0,
+    /// On disk.
+    Nvme = 1,
+    /// No longer there.
+    Gone = 255,
+}
+
+impl Tier {
+    /// The tier of this number.
+    pub fn from_u8(number: u8) -> Option<Self> {
+        [Self::Dram, Self::Nvme, Self::Gone].into_iter().find(|tier| *tier as u8 == number)
+    }
+}
+
+impl Entry {
+    /// The entry of `key` in `tier`.
+    pub fn new(key: &Key, tier: Tier) -> Self {
+        let check = u16::from_le_bytes([key[8], key[9]]);
+        Self { fingerprint: hash(key), check, tier }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Journal {
+    ring: VecDeque<Entry>,
+    next: u64,
+}
+
+impl Journal {
+    pub(super) fn record(&mut self, key: &Key, tier: Tier) {
+        if self.ring.len() == KEPT {
+            self.ring.pop_front();
+        }
+        self.ring.push_back(Entry::new(key, tier));
+        self.next += 1;
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        (self.ring.len() * size_of::<Entry>()) as u64
+    }
+}
+
+impl Index {
+    /// The number the next change will have.
+    pub fn next_change(&self) -> u64 {
+        self.journal.next
+    }
+
+    /// Up to `most` changes from number `from` on, appended to `out`; false if some are forgotten.
+    pub fn changes(&self, from: u64, most: usize, out: &mut Vec<Entry>) -> bool {
+        let Journal { ring, next } = &self.journal;
+        let first = next - ring.len() as u64;
+        if from < first || from > *next {
+            return false;
+        }
+        out.extend(ring.iter().skip((from - first) as usize).take(most));
+        true
+    }
+
+    /// Entries of up to `most` nodes from `start` on, appended to `out`; where to go on.
+    pub fn entries(&self, start: usize, most: usize, out: &mut Vec<Entry>) -> Option<usize> {
+        let end = self.nodes.len().min(start.saturating_add(most));
+        let held = (start..end).filter(|&node| self.is_live(node));
+        out.extend(held.map(|node| Entry::new(&self.nodes[node].key, Tier::Dram)));
+        (end < self.nodes.len()).then_some(end)
+    }
+
+    /// The key before `key` in its chain, and the bytes of the block itself.
+    pub fn origin(&self, key: &Key) -> Option<(Option<Key>, u32)> {
+        let node = &self.nodes[self.find(key)? as usize];
+        let raw = self.bodies.get(node.body as usize)?.raw;
+        let parent = (node.parent != NONE).then(|| self.nodes[node.parent as usize].key);
+        Some((parent, raw))
+    }
+
+    /// Whether the block of `key` can be leased.
+    pub fn is_present(&self, key: &Key) -> bool {
+        self.find(key).is_some_and(|node| self.readable(node))
+    }
+
+    /// A removed node keeps its record until the id is used again, but no body.
+    fn is_live(&self, node: usize) -> bool {
+        self.nodes[node].body != NONE && self.readable(node as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::{Limits, Lru, Reserve};
+
+    fn put(index: &mut Index, key: u8, parent: Option<u8>) {
+        let parent = parent.map(|parent| [parent; 32]);
+        let Reserve::Granted(extent, _) = index.reserve(&[key; 32], parent.as_ref(), 100, "", 0)
+        else {
+            panic!("no room")
+        };
+        index.publish(extent, 100, 90);
+    }
+
+    fn index() -> Index {
+        let limits = Limits { max_blocks: 100, max_leases: 10 };
+        Index::new(1 << 20, limits, Box::new(Lru::default()))
+    }
+
+    #[test]
+    fn followers_see_what_came_and_went() {
+        let mut index = index();
+        put(&mut index, 1, None);
+        put(&mut index, 2, Some(1));
+        index.evict(&[[2; 32]]);
+        let mut seen = Vec::new();
+        assert!(index.changes(0, 10, &mut seen));
+        let wanted = [(1, Tier::Dram), (2, Tier::Dram), (2, Tier::Gone)];
+        assert_eq!(seen, wanted.map(|(key, tier)| Entry::new(&[key; 32], tier)));
+        assert_eq!(index.next_change(), 3);
+        let mut held = Vec::new();
+        assert_eq!(index.entries(0, 100, &mut held), None);
+        assert_eq!(held, [Entry::new(&[1; 32], Tier::Dram)]);
+        assert_eq!(index.origin(&[1; 32]), Some((None, 90)));
+        assert!(!index.changes(4, 10, &mut seen), "the future is not known");
+    }
+
+    #[test]
+    fn a_follower_too_far_behind_is_told() {
+        let mut journal = Journal::default();
+        for _ in 0..KEPT + 1 {
+            journal.record(&[1; 32], Tier::Dram);
+        }
+        let mut index = index();
+        index.journal = journal;
+        assert!(!index.changes(0, 1, &mut Vec::new()));
+        assert!(index.changes(1, 1, &mut Vec::new()));
+    }
+}

@@ -1,0 +1,1 @@
+//! Greetings, frames and TLS over real sockets on loopback.
