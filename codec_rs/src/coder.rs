@@ -124,7 +124,7 @@ impl Decoder {
     }
 
     /// Check plane `index` against its checksum.
-    pub(crate) fn verify(
+    pub fn verify(
         &mut self,
         container: &[u8],
         header: &Header,

@@ -8,7 +8,7 @@
 
 use crate::checksum::checksum;
 use crate::error::CodecError;
-use crate::shape::{Codec, Dtype, Shape};
+use crate::shape::{Codec, Dtype, PLANES_MAX, Shape};
 
 /// Version written into every container; another one is refused.
 pub(crate) const VERSION: u16 = 1;
@@ -96,6 +96,14 @@ impl Header {
         }
         let sum = checksum(out);
         out[SELF_SUM].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    /// Bytes before the payload, as the first bytes of `container` say, unchecked; None if they are
+    /// not there or cannot be true.
+    pub fn len_at(container: &[u8]) -> Option<usize> {
+        let planes = u32_at(container.get(..FIXED)?, 8);
+        let len = FIXED + planes as usize * PER_PLANE;
+        (planes <= PLANES_MAX).then_some(len.next_multiple_of(64))
     }
 
     /// Read and check a header; `container` must hold the whole container, and may be longer.

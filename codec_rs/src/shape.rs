@@ -1,7 +1,7 @@
 //! What a block holds: element type, planes, tokens, channels.
 
 /// Most planes in a block.
-const PLANES_MAX: u32 = 1 << 16;
+pub(crate) const PLANES_MAX: u32 = 1 << 16;
 
 /// Element type of a block. `Opaque` bytes are stored as they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

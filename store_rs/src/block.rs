@@ -157,3 +157,40 @@ pub fn payload(container: &[u8]) -> std::result::Result<Option<std::ops::Range<u
 pub fn verify(container: &[u8]) -> std::result::Result<(), Corrupt> {
     mooncake_codec::verify(container).map_err(|_| Corrupt)
 }
+
+/// A container that arrives from its start on: each plane is verified once all of it is there.
+#[derive(Default)]
+pub struct Arriving {
+    header: Option<Header>,
+    decoder: Decoder,
+    verified: usize,
+}
+
+impl Arriving {
+    /// The first `filled` bytes of `container` are there; the rest may hold anything.
+    pub fn check(&mut self, container: &[u8], filled: usize) -> std::result::Result<(), Corrupt> {
+        if self.header.is_none() {
+            let complete = Header::len_at(container).is_some_and(|len| len <= filled);
+            if !complete && filled < container.len() {
+                return Ok(());
+            }
+            self.header = Some(Header::parse(container).map_err(|_| Corrupt)?);
+        }
+        let Some(header) = &self.header else { return Ok(()) };
+        while let Some(plane) = header.planes.get(self.verified)
+            && plane.offset + u64::from(plane.len) <= filled as u64
+        {
+            let checked = self.decoder.verify(container, header, self.verified as u32);
+            checked.map_err(|_| Corrupt)?;
+            self.verified += 1;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the block, once every plane was verified.
+    pub fn raw_bytes(&self) -> Option<u32> {
+        let header = self.header.as_ref()?;
+        let whole = self.verified == header.planes.len();
+        header.shape.raw_bytes().filter(|_| whole).and_then(|raw| u32::try_from(raw).ok())
+    }
+}

@@ -110,6 +110,27 @@ impl Connection {
         }
     }
 
+    /// Send a request whose reply comes with an fd; both.
+    pub(super) fn call_for_fd<T>(
+        &self,
+        request: &Request<'_>,
+        deadline: Deadline,
+        take: impl FnOnce(Reply<'_>) -> Result<T>,
+    ) -> Result<(T, OwnedFd)> {
+        let mut wire = self.wire.lock(deadline)?;
+        self.check_usable()?;
+        self.broken.store(true, Ordering::Relaxed);
+        wire.encode(request);
+        send_by(&self.socket, &wire.out, deadline)?;
+        wire.set_timeout(&self.socket, deadline)?;
+        let (filled, fds) = recv_with_fds(&self.socket, &mut wire.buffer)?;
+        let taken = take(wire.reply(&self.socket, filled, deadline)?)?;
+        let fd = fds.into_iter().next();
+        let fd = fd.ok_or_else(|| Error::protocol("the store passed no fd"))?;
+        self.broken.store(false, Ordering::Relaxed);
+        Ok((taken, fd))
+    }
+
     /// Send a request that has no reply.
     pub(super) fn send(&self, request: &Request<'_>) -> Result<()> {
         let deadline = Deadline::after(ONE_WAY);

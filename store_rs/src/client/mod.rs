@@ -17,6 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::arena::ArenaView;
+use crate::cluster::{ClusterView, Load};
 use crate::error::{Error, Result};
 use crate::key::{KEY_BYTES, Key, NO_KEY};
 use crate::wire::{LeaseEntry, MAX_ITEMS, MAX_TENANT, Reply, Request, StatsReply};
@@ -183,6 +184,21 @@ impl Client {
             Reply::Stats(stats) => Ok(stats),
             other => Err(unexpected(&other)),
         })
+    }
+
+    /// The cluster index, mapped. Ask again once it has moved.
+    pub fn cluster(&self, deadline: Deadline) -> Result<ClusterView> {
+        let size = |reply: Reply<'_>| match reply {
+            Reply::Cluster(bytes) => Ok(bytes),
+            other => Err(unexpected(&other)),
+        };
+        let (bytes, fd) = self.reader.call_for_fd(&Request::Cluster, deadline, size)?;
+        ClusterView::open(fd, bytes)
+    }
+
+    /// Tell the store how busy a replica of this node is.
+    pub fn report(&self, load: &Load) -> Result<()> {
+        self.reader.send(&Request::Load(&load.encode()))
     }
 
     /// Returns if the store answers.

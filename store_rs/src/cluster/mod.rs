@@ -55,9 +55,12 @@ impl Cluster {
     /// A store answers: its row, without entries, alive.
     pub(crate) fn join(&mut self, name: &str) -> Result<u16> {
         if name.len() > NODE_NAME_MAX {
-            return Err(Error::refused(format!("node name {name:?} is above {NODE_NAME_MAX} bytes")));
+            return Err(Error::refused(format!(
+                "node name {name:?} is above {NODE_NAME_MAX} bytes"
+            )));
         }
-        let fresh = NodeRow { name: name.to_owned(), alive: true, bytes_per_s: 0.0, latency_s: 0.0 };
+        let fresh =
+            NodeRow { name: name.to_owned(), alive: true, bytes_per_s: 0.0, latency_s: 0.0 };
         let known = self.nodes.iter().position(|node| node.name == name);
         // A dead store's row is clean: its entries went when it did.
         let dead = || self.nodes.iter().position(|node| !node.alive && self.nodes.len() > 64);
@@ -71,7 +74,9 @@ impl Cluster {
                 self.nodes.push(fresh);
                 self.nodes.len() - 1
             }
-            None => return Err(Error::refused(format!("a cluster has at most {NODES_MAX} stores"))),
+            None => {
+                return Err(Error::refused(format!("a cluster has at most {NODES_MAX} stores")));
+            }
         };
         self.write_node(at);
         Ok(at as u16)
@@ -125,23 +130,26 @@ impl Cluster {
         self.table.region().header().replicas.fetch_max(at as u64 + 1, Ordering::Release);
     }
 
-    /// Loads of the replicas on `node` that were reported after `since_us`.
-    pub(crate) fn loads(&self, node: u16, since_us: u64) -> Vec<Load> {
-        let ours = self.replicas.values().filter(|(_, at)| *at == node);
-        let rows = ours.filter_map(|(at, _)| self.table.region().replica(*at).read());
+    /// Loads of the replicas on `node` that were reported after `since_us`, and when the newest was.
+    pub(crate) fn loads(&self, node: u16, since_us: u64) -> (Vec<Load>, u64) {
+        let here = self.replicas.values().filter(|(_, at)| *at == node);
+        let rows = here.filter_map(|(at, _)| self.table.region().replica(*at).read());
         let rows = rows.map(|words| ReplicaRow::unpack(&words));
-        rows.filter(|row| row.at_us > since_us).map(|row| row.load).collect()
+        let rows: Vec<_> = rows.filter(|row| row.at_us > since_us).collect();
+        let newest_us = rows.iter().map(|row| row.at_us).max().unwrap_or(since_us);
+        (rows.into_iter().map(|row| row.load).collect(), newest_us)
     }
 
-    /// Blocks came from `node`: `bytes` in `seconds`, the first byte after `latency_s`.
-    pub(crate) fn measured(&mut self, node: u16, bytes: u64, seconds: f64, latency_s: f64) {
+    /// Blocks came from the store `name`: `bytes` in `seconds`, the first after `latency_s`.
+    pub(crate) fn measured(&mut self, name: &str, bytes: u64, seconds: f64, latency_s: f64) {
         const WEIGHT: f64 = 0.2;
-        let row = &mut self.nodes[node as usize];
+        let Some(node) = self.nodes.iter().position(|node| node.name == name) else { return };
+        let row = &mut self.nodes[node];
         let rate = bytes as f64 / seconds.max(1e-9);
         let blend = |old: f64, new: f64| if old == 0.0 { new } else { old + WEIGHT * (new - old) };
         row.bytes_per_s = blend(row.bytes_per_s, rate);
         row.latency_s = blend(row.latency_s, latency_s);
-        self.write_node(node as usize);
+        self.write_node(node);
     }
 
     /// The live store to fetch `key` from: in memory rather than on disk, the faster first.

@@ -97,8 +97,8 @@ impl Load {
         let pair = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
         let name = name_bytes::<REPLICA_NAME_MAX>(&self.name);
         let [fixed, token, attention] = self.prefill.map(f32::to_bits);
-        let flags = u32::from(self.accepting) << 24
-            | (self.name.len().min(REPLICA_NAME_MAX) as u32) << 16;
+        let flags =
+            u32::from(self.accepting) << 24 | (self.name.len().min(REPLICA_NAME_MAX) as u32) << 16;
         let requests = u32::from(self.running) << 16 | u32::from(self.waiting);
         let mut words = [0; REPLICA_WORDS];
         words[0] = pair(flags, fixed);
@@ -164,12 +164,8 @@ mod tests {
 
     #[test]
     fn rows_survive_packing() {
-        let node = NodeRow {
-            name: "f".repeat(56),
-            alive: true,
-            bytes_per_s: 1.25e8,
-            latency_s: 2e-4,
-        };
+        let node =
+            NodeRow { name: "f".repeat(56), alive: true, bytes_per_s: 1.25e8, latency_s: 2e-4 };
         assert_eq!(NodeRow::unpack(&node.pack()), node);
         let load = Load {
             name: "a1b2c3d4".into(),

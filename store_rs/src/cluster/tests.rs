@@ -102,8 +102,8 @@ fn replicas_report_and_go_with_their_node() {
     let rows = view(&cluster).replicas();
     let said: Vec<_> = rows.iter().map(|row| (&*row.load.name, row.load.prefill_tokens)).collect();
     assert_eq!(said, [("near", 5), ("far", 8)]);
-    assert_eq!(cluster.loads(OURS, 0).len(), 1);
-    assert!(cluster.loads(OURS, 10).is_empty());
+    assert_eq!(cluster.loads(OURS, 0), (vec![load("near", 5)], 10));
+    assert_eq!(cluster.loads(OURS, 10), (vec![], 10));
     cluster.leave(node);
     assert_eq!(view(&cluster).replicas().len(), 1);
     cluster.report(OURS, Load { accepting: false, ..load("near", 0) }, 13);

@@ -62,9 +62,8 @@ impl ClusterView {
     /// Row number and row of every store that ever was.
     pub fn nodes(&self) -> Vec<(u16, NodeRow)> {
         let known = self.region.header().nodes.load(Ordering::Acquire) as usize;
-        let rows = (0..known.min(NODES_MAX)).filter_map(|at| {
-            Some((at as u16, NodeRow::unpack(&self.region.node(at).read()?)))
-        });
+        let rows = (0..known.min(NODES_MAX))
+            .filter_map(|at| Some((at as u16, NodeRow::unpack(&self.region.node(at).read()?))));
         rows.collect()
     }
 
@@ -113,9 +112,11 @@ impl ClusterView {
     fn read_alive(&self, alive: &mut Vec<bool>) {
         let known = self.region.header().nodes.load(Ordering::Acquire) as usize;
         alive.clear();
-        alive.extend((0..known.min(NODES_MAX)).map(|at| {
-            self.region.node(at).read().is_some_and(|words| NodeRow::is_alive(&words))
-        }));
+        alive.extend(
+            (0..known.min(NODES_MAX)).map(|at| {
+                self.region.node(at).read().is_some_and(|words| NodeRow::is_alive(&words))
+            }),
+        );
     }
 }
 

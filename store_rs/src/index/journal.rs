@@ -11,7 +11,7 @@ use super::{Index, NONE, hash};
 use crate::key::Key;
 
 /// Changes kept for followers.
-pub const KEPT: usize = 1 << 16;
+pub(super) const KEPT: usize = 1 << 14;
 
 /// One key and where its block is: 80 bits of it, enough to be wrong never in practice, and a
 /// wrong entry costs a miss.
@@ -97,17 +97,10 @@ impl Index {
         (end < self.nodes.len()).then_some(end)
     }
 
-    /// The key before `key` in its chain, and the bytes of the block itself.
-    pub fn origin(&self, key: &Key) -> Option<(Option<Key>, u32)> {
-        let node = &self.nodes[self.find(key)? as usize];
-        let raw = self.bodies.get(node.body as usize)?.raw;
-        let parent = (node.parent != NONE).then(|| self.nodes[node.parent as usize].key);
-        Some((parent, raw))
-    }
-
-    /// Whether the block of `key` can be leased.
-    pub fn is_present(&self, key: &Key) -> bool {
-        self.find(key).is_some_and(|node| self.readable(node))
+    /// The key before `key` in its chain.
+    pub fn parent_of(&self, key: &Key) -> Option<Key> {
+        let parent = self.nodes[self.find(key)? as usize].parent;
+        (parent != NONE).then(|| self.nodes[parent as usize].key)
     }
 
     /// A removed node keeps its record until the id is used again, but no body.
@@ -149,7 +142,7 @@ mod tests {
         let mut held = Vec::new();
         assert_eq!(index.entries(0, 100, &mut held), None);
         assert_eq!(held, [Entry::new(&[1; 32], Tier::Dram)]);
-        assert_eq!(index.origin(&[1; 32]), Some((None, 90)));
+        assert_eq!((index.parent_of(&[1; 32]), index.parent_of(&[9; 32])), (None, None));
         assert!(!index.changes(4, 10, &mut seen), "the future is not known");
     }
 

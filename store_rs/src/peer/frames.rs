@@ -11,7 +11,7 @@ use super::link::{Link, read_exact, write_all};
 use crate::error::{Error, Result};
 use crate::index::{Entry, Tier};
 use crate::key::{KEY_BYTES, Key, NO_KEY};
-use crate::wire::{self, Cursor, HEADER_BYTES, MAX_ITEMS, frame, put_text};
+use crate::wire::{self, Cursor, HEADER_BYTES, LOAD_BYTES, MAX_ITEMS, frame, put_text};
 
 const HELLO: u8 = 1;
 const FETCH: u8 = 2;
@@ -25,8 +25,6 @@ const BEAT: u8 = 9;
 
 /// Bytes of an [`Entry`] on the wire.
 pub(crate) const ENTRY_BYTES: usize = 12;
-/// Bytes of a load row on the wire.
-pub(crate) const LOAD_BYTES: usize = 56;
 
 /// What leads a block, or says that it is absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +35,6 @@ pub(crate) struct BlockHead {
     pub(crate) parent: Option<Key>,
     /// Bytes of its container, which follow; 0 if it is absent.
     pub(crate) len: u32,
-    /// Bytes of the block itself.
-    pub(crate) raw: u32,
 }
 
 /// One frame.
@@ -58,13 +54,8 @@ pub(crate) enum Message<'a> {
     },
     /// See [`BlockHead`].
     Block(BlockHead),
-    /// Send what you hold, and then every change, from `next` on if that is still known.
-    Subscribe {
-        /// The start of the other store that `next` belongs to; 0 for none.
-        epoch: u64,
-        /// The first change wanted.
-        next: u64,
-    },
+    /// Send what you hold, and then every change.
+    Subscribe,
     /// Forget what you know; all I hold follows, then changes from `next` on.
     Snapshot {
         /// See above.
@@ -112,9 +103,9 @@ impl<'a> Message<'a> {
             BLOCK => {
                 let (key, parent): (Key, Key) = (at.array()?, at.array()?);
                 let parent = (parent != NO_KEY).then_some(parent);
-                Self::Block(BlockHead { key, parent, len: at.u32()?, raw: at.u32()? })
+                Self::Block(BlockHead { key, parent, len: at.u32()? })
             }
-            SUBSCRIBE => Self::Subscribe { epoch: at.u64()?, next: at.u64()? },
+            SUBSCRIBE => Self::Subscribe,
             SNAPSHOT => Self::Snapshot { next: at.u64()? },
             HELD => Self::Held(records(&mut at)?),
             CHANGES => Self::Changes { first: at.u64()?, entries: records(&mut at)? },
@@ -144,12 +135,8 @@ pub(crate) fn encode_message(message: &Message<'_>, out: &mut Vec<u8>) {
             out.extend(head.key);
             out.extend(head.parent.unwrap_or(NO_KEY));
             out.extend(head.len.to_le_bytes());
-            out.extend(head.raw.to_le_bytes());
         }),
-        Message::Subscribe { epoch, next } => frame(out, SUBSCRIBE, 0, |out| {
-            out.extend(epoch.to_le_bytes());
-            out.extend(next.to_le_bytes());
-        }),
+        Message::Subscribe => frame(out, SUBSCRIBE, 0, |_| {}),
         Message::Snapshot { next } => {
             frame(out, SNAPSHOT, 0, |out| out.extend(next.to_le_bytes()));
         }

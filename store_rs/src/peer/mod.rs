@@ -15,14 +15,11 @@ mod tls;
 
 pub(crate) use auth::{Secret, greet_client, greet_server};
 pub(crate) use frames::{
-    BlockHead, ENTRY_BYTES, FrameReader, LOAD_BYTES, Message, decode_entry, encode_entry,
-    encode_message, send_message,
+    BlockHead, ENTRY_BYTES, FrameReader, Message, decode_entry, encode_entry, encode_message,
+    send_message,
 };
 pub use link::{Accepting, Cutter, Link, Transport};
 pub(crate) use link::{read_exact, write_all};
 pub(crate) use pace::Pacer;
 pub use settings::{PeerSettings, TlsFiles};
 pub use tcp::Tcp;
-
-#[cfg(test)]
-mod tests;

@@ -20,6 +20,11 @@ impl Pacer {
         Self { bytes_per_s, next: Mutex::new(Instant::now()) }
     }
 
+    /// Whether there is a limit at all.
+    pub(crate) fn is_on(&self) -> bool {
+        self.bytes_per_s.is_some()
+    }
+
     /// Wait until `bytes` more may be sent.
     pub(crate) fn wait(&self, bytes: usize) {
         let due = self.schedule(bytes, Instant::now());

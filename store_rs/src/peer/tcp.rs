@@ -100,9 +100,8 @@ impl Link for TcpStream {
 }
 
 fn resolve(address: &str) -> Result<SocketAddr> {
-    let wrong = |why: String| {
-        Error::config("peer.listen", format!("{address:?} is no host:port ({why})"))
-    };
+    let wrong =
+        |why: String| Error::config("peer.listen", format!("{address:?} is no host:port ({why})"));
     let mut found = address.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
     found.next().ok_or_else(|| wrong("the name has no address".to_owned()))
 }

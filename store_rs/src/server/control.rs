@@ -97,7 +97,7 @@ impl Control {
 
     /// The process behind a session is dead.
     fn hang_up(&self, session: SessionId) {
-        let peer = self.shared.peers().get(&session).cloned();
+        let peer = self.shared.clients().get(&session).cloned();
         let Some(peer) = peer else { return };
         if let Some(pidfd) = &peer.pidfd {
             // Fails only if it was removed before.
@@ -129,7 +129,7 @@ impl Control {
             return Err(Error::refused("this store serves another user; start one of your own"));
         }
         let limit = self.shared.options.max_sessions;
-        if self.shared.peers().len() >= limit {
+        if self.shared.clients().len() >= limit {
             return Err(Error::refused(format!(
                 "all {limit} sessions are taken; close a client or raise max_sessions"
             )));
@@ -142,7 +142,7 @@ impl Control {
             index.identify(id, credentials.pid.as_raw_nonzero().get() as u32);
             id
         };
-        self.shared.peers().insert(id, Arc::clone(&peer));
+        self.shared.clients().insert(id, Arc::clone(&peer));
         // From here on the session's drop undoes everything, whatever fails below.
         let session = Session::new(Arc::clone(&self.shared), Arc::clone(&peer), id);
         if let Some(pidfd) = &peer.pidfd {

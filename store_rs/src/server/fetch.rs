@@ -19,7 +19,6 @@ use crate::key::Key;
 
 /// What a session wants to lease.
 #[derive(Clone, Copy)]
-#[cfg_attr(not(test), expect(dead_code, reason = "no tier is built in yet"))]
 pub(crate) struct Wanted<'a> {
     /// Who asks.
     pub(crate) tenant: &'a str,
@@ -40,6 +39,11 @@ pub(crate) trait Tier: Send + Sync {
     /// Start to bring those of `wanted.keys` that it holds; none of them is in DRAM. Takes a
     /// [`Landing`] for each before it returns, which it does at the deadline at the latest.
     fn fetch(&self, shared: &Arc<Shared>, wanted: &Wanted<'_>);
+
+    /// Whether its blocks are on other nodes. Such tiers come last.
+    fn is_remote(&self) -> bool {
+        false
+    }
 }
 
 /// The extent of a block on its way into the arena; given back on drop unless published.
@@ -51,7 +55,6 @@ pub(crate) struct Landing {
     published: bool,
 }
 
-#[cfg_attr(not(test), expect(dead_code, reason = "no tier is built in yet"))]
 impl Landing {
     /// Room for the `len` bytes of a block's container. None if the block is here or on its way, or
     /// if there is no room for it.
@@ -123,7 +126,17 @@ pub(super) fn match_prefix(shared: &Shared, keys: &[Key]) -> Result<usize> {
 
 /// Bring what `wanted` names into DRAM as far as the tiers hold it and time allows.
 pub(super) fn bring(shared: &Arc<Shared>, wanted: &Wanted<'_>) -> Result<()> {
-    if shared.tiers.is_empty() {
+    bring_from(shared, &shared.tiers, wanted)
+}
+
+/// The same, from this node's own tiers: what is asked on behalf of a peer is not asked of another.
+pub(super) fn bring_from_node(shared: &Arc<Shared>, wanted: &Wanted<'_>) -> Result<()> {
+    let own = shared.tiers.iter().position(|tier| tier.is_remote()).unwrap_or(shared.tiers.len());
+    bring_from(shared, &shared.tiers[..own], wanted)
+}
+
+fn bring_from(shared: &Arc<Shared>, tiers: &[Box<dyn Tier>], wanted: &Wanted<'_>) -> Result<()> {
+    if tiers.is_empty() {
         return Ok(());
     }
     let mut missing = shared.index()?.missing(wanted.keys);
@@ -132,7 +145,7 @@ pub(super) fn bring(shared: &Arc<Shared>, wanted: &Wanted<'_>) -> Result<()> {
     }
     let held = if wanted.prefix { match_prefix(shared, wanted.keys)? } else { wanted.keys.len() };
     let within = Wanted { keys: &wanted.keys[..held], ..*wanted };
-    for tier in &shared.tiers {
+    for tier in tiers {
         missing = shared.index()?.missing(within.keys);
         if missing.is_empty() || Instant::now() >= wanted.deadline {
             break;

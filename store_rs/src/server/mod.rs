@@ -12,6 +12,7 @@
 mod control;
 pub(crate) mod fetch;
 mod options;
+mod peers;
 mod put;
 mod session;
 mod socket;
@@ -32,8 +33,10 @@ use crate::arena::Arena;
 use crate::error::{Error, Result};
 use crate::index::{Index, Lru, SessionId, Tick};
 use crate::memory;
+use crate::peer::{Tcp, Transport};
 use crate::wire::StatsReply;
 pub use options::{CodecChoice, Options};
+use peers::{PeerTier, Peers};
 use socket::Listener;
 use tune::DramCodec;
 
@@ -60,7 +63,8 @@ pub(crate) struct Shared {
     index: Mutex<Index>,
     published: Condvar,
     ingest_left: Mutex<u64>,
-    peers: Mutex<HashMap<SessionId, Arc<Peer>>>,
+    clients: Mutex<HashMap<SessionId, Arc<Peer>>>,
+    pub(crate) peers: Arc<Peers>,
     started: Instant,
 }
 
@@ -70,6 +74,7 @@ pub struct Server {
     control: Option<JoinHandle<()>>,
     transcoder: Option<JoinHandle<()>>,
     owner: u32,
+    peer_address: Option<String>,
 }
 
 impl Server {
@@ -81,8 +86,23 @@ impl Server {
         Self::start_above(options, Vec::new())
     }
 
+    /// The same, over the node's own tiers below DRAM.
     fn start_above(options: Options, tiers: Vec<Box<dyn fetch::Tier>>) -> Result<Self> {
+        let transport = Box::new(Tcp::new(&options.peer)?);
+        Self::start_over(options, tiers, transport)
+    }
+
+    /// The same, with peers reached over `transport`.
+    fn start_over(
+        options: Options,
+        mut tiers: Vec<Box<dyn fetch::Tier>>,
+        transport: Box<dyn Transport>,
+    ) -> Result<Self> {
         let budget = options.budget()?;
+        let peers = Arc::new(Peers::new(options.peer.clone(), transport)?);
+        if options.peer.listen.is_some() {
+            tiers.push(Box::new(PeerTier(Arc::clone(&peers))));
+        }
         let listener = Listener::bind(&options.socket)?;
         memory::check_fits("dram_bytes", options.dram_bytes)?;
         let codec = DramCodec::choose(options.codec)?;
@@ -102,12 +122,17 @@ impl Server {
             index: Mutex::new(index),
             published: Condvar::new(),
             ingest_left: Mutex::new(budget.ingest),
-            peers: Mutex::new(HashMap::new()),
+            clients: Mutex::new(HashMap::new()),
+            peers,
             started: Instant::now(),
         });
-        let transcoder = transcode::spawn(&shared)?;
-        let control = control::spawn(Arc::clone(&shared), listener)?;
-        Ok(Self { shared, control: Some(control), transcoder, owner: std::process::id() })
+        let control = Some(control::spawn(Arc::clone(&shared), listener)?);
+        let owner = std::process::id();
+        // From here on the server's drop undoes everything.
+        let mut server = Self { shared, control, transcoder: None, owner, peer_address: None };
+        server.transcoder = transcode::spawn(&server.shared)?;
+        server.peer_address = server.shared.peers.start(&server.shared)?;
+        Ok(server)
     }
 
     /// Differs at every start.
@@ -118,6 +143,16 @@ impl Server {
     /// Counters and gauges.
     pub fn stats(&self) -> Result<StatsReply> {
         self.shared.stats()
+    }
+
+    /// Where other stores reach this one, if it listens.
+    pub fn peer_address(&self) -> Option<&str> {
+        self.peer_address.as_deref()
+    }
+
+    /// These are the peers from now on, by address. This store's own address is ignored.
+    pub fn set_peers(&self, addresses: &[String]) -> Result<()> {
+        self.shared.peers.set(&self.shared, addresses)
     }
 
     /// Whether sessions are served: false after a stop or a broken invariant.
@@ -136,6 +171,7 @@ impl Server {
         if std::process::id() != self.owner {
             return;
         }
+        self.shared.peers.stop();
         self.shared.draining.store(drain, Ordering::Release);
         self.shared.stopping.store(true, Ordering::Release);
         // Writing 1 to an eventfd we own cannot fail or block.
@@ -204,8 +240,8 @@ impl Shared {
         *lock(&self.ingest_left) += granted;
     }
 
-    pub(crate) fn peers(&self) -> MutexGuard<'_, HashMap<SessionId, Arc<Peer>>> {
-        lock(&self.peers)
+    pub(crate) fn clients(&self) -> MutexGuard<'_, HashMap<SessionId, Arc<Peer>>> {
+        lock(&self.clients)
     }
 
     pub(crate) fn stats(&self) -> Result<StatsReply> {
@@ -218,9 +254,9 @@ impl Shared {
             ("os_arena_bytes", self.arena.resident_bytes()?),
             ("os_private_bytes", memory::private_bytes()),
         ];
-        let own = own.map(|(name, value)| (name.to_owned(), value));
+        let own = own.into_iter().chain(self.peers.values());
         let mut values = snapshot.values();
-        values.extend(own);
+        values.extend(own.map(|(name, value)| (name.to_owned(), value)));
         let tenants = snapshot.tenants.into_iter().map(|row| (row.name, row.bytes, row.blocks));
         let texts = [("codec", self.codec.name()), ("codec_why", &self.codec.why)];
         Ok(StatsReply {
@@ -232,7 +268,7 @@ impl Shared {
     }
 
     pub(crate) fn hang_up_all(&self, how: std::net::Shutdown) {
-        for peer in self.peers().values() {
+        for peer in self.clients().values() {
             // A peer that hung up first is not an error.
             let _ = peer.socket.shutdown(how);
         }

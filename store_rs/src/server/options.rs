@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::alloc::{GRANULE, MAX_CAPACITY};
 use crate::error::{Error, Result};
 use crate::index::Limits;
+use crate::peer::PeerSettings;
 
 /// Memory one indexed block may take; a test measures that it is enough.
 const INDEX_BYTES_PER_BLOCK: u64 = 128;
@@ -67,6 +68,8 @@ pub struct Options {
     pub transcode_share: f64,
     /// Unused for so long, a block counts as idle.
     pub transcode_idle: Duration,
+    /// Other nodes' stores.
+    pub peer: PeerSettings,
 }
 
 /// How `dram_bytes` is divided.
@@ -90,6 +93,7 @@ impl Options {
             codec: CodecChoice::None,
             transcode_share: 0.1,
             transcode_idle: Duration::from_secs(2),
+            peer: PeerSettings::default(),
         }
     }
 

@@ -15,6 +15,7 @@ use super::fetch::{self, Wanted};
 use super::put::Forecast;
 use super::{Peer, Shared};
 use crate::arena::Ingest;
+use crate::cluster::Load;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fdpass::{recv_some, send_all, send_with_fds};
 use crate::index::SessionId;
@@ -88,6 +89,11 @@ impl Session {
                 self.shared.index()?.report_corrupt(self.id, token);
                 return Ok(());
             }
+            Request::Load(load) => {
+                self.shared.peers.report(Load::decode(load));
+                return Ok(());
+            }
+            Request::Cluster => return self.pass_cluster(seq, out),
             Request::Lease { tenant, keys, prefix, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms.into());
                 let wanted = Wanted { tenant, keys, prefix, deadline: Instant::now() + wait };
@@ -204,6 +210,17 @@ impl Session {
         Ok(())
     }
 
+    /// The cluster index's fd, after the answers that wait in `out`.
+    fn pass_cluster(&self, seq: u64, out: &mut Vec<u8>) -> Result<()> {
+        send_all(&self.peer.socket, out)?;
+        out.clear();
+        let mut frame = Vec::new();
+        let cluster = self.shared.peers.cluster();
+        let (fd, bytes) = cluster.fd();
+        Reply::Cluster(bytes).encode(seq, &mut frame);
+        send_with_fds(&self.peer.socket, &frame, &[fd])
+    }
+
     /// Tell the client what it did wrong, and keep its leases out of use while it may read them.
     fn quarantine(&self, error: Error) {
         let mut frame = Vec::new();
@@ -245,7 +262,7 @@ impl Drop for Session {
             drop(ingest);
             self.shared.return_ingest(granted);
         }
-        self.shared.peers().remove(&self.id);
+        self.shared.clients().remove(&self.id);
         if let Ok(mut index) = self.shared.index() {
             index.end_session(self.id);
         }

@@ -1,6 +1,6 @@
 //! What clients ask: one variant per call of the store.
 
-use super::{Cursor, MAX_ITEMS, frame, put_text};
+use super::{Cursor, LOAD_BYTES, MAX_ITEMS, frame, put_text};
 use crate::error::{Error, Result};
 use crate::key::{KEY_BYTES, Key, NO_KEY};
 
@@ -14,6 +14,8 @@ const EVICT: u8 = 7;
 const STATS: u8 = 8;
 const PING: u8 = 9;
 const LIST: u8 = 0x20;
+const CLUSTER: u8 = 0x40;
+const LOAD: u8 = 0x41;
 
 /// Bytes of one put item: key, parent, ingest offset.
 const ITEM_BYTES: usize = 2 * KEY_BYTES + 8;
@@ -101,6 +103,10 @@ pub enum Request<'a> {
     Stats,
     /// Is the store alive?
     Ping,
+    /// Pass the cluster index.
+    Cluster,
+    /// A replica's load. No reply.
+    Load(&'a [u8; LOAD_BYTES]),
 }
 
 impl PutItem {
@@ -155,6 +161,8 @@ impl<'a> Request<'a> {
             STATS => Self::Stats,
             PING => Self::Ping,
             LIST => Self::List { from: at.u32()? },
+            CLUSTER => Self::Cluster,
+            LOAD => Self::Load(at.chunk()?),
             _ => return Err(Error::protocol(format!("unknown request {op}"))),
         };
         at.end()?;
@@ -193,6 +201,8 @@ impl<'a> Request<'a> {
             Self::Stats => frame(out, STATS, seq, |_| {}),
             Self::Ping => frame(out, PING, seq, |_| {}),
             Self::List { from } => frame(out, LIST, seq, |out| out.extend(from.to_le_bytes())),
+            Self::Cluster => frame(out, CLUSTER, seq, |_| {}),
+            Self::Load(load) => frame(out, LOAD, seq, |out| out.extend(load)),
         }
     }
 }

@@ -20,6 +20,8 @@ pub const HEADER_BYTES: usize = 16;
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most keys, leases or items one frame may carry.
 pub const MAX_ITEMS: usize = 8192;
+/// Bytes of a replica's load; see `cluster`.
+pub const LOAD_BYTES: usize = 56;
 /// Longest tenant id in bytes.
 pub const MAX_TENANT: usize = 255;
 
@@ -84,10 +86,14 @@ impl<'a> Cursor<'a> {
         Ok(taken)
     }
 
-    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+    pub(crate) fn chunk<const N: usize>(&mut self) -> Result<&'a [u8; N]> {
         let (taken, rest) = self.0.split_first_chunk::<N>().ok_or_else(truncated)?;
         self.0 = rest;
-        Ok(*taken)
+        Ok(taken)
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        self.chunk().copied()
     }
 
     pub(crate) fn u8(&mut self) -> Result<u8> {

@@ -12,6 +12,7 @@ const PUT_DONE: u8 = 132;
 const STATS: u8 = 133;
 const PONG: u8 = 134;
 const LISTED: u8 = 0xA0;
+const CLUSTER: u8 = 0xc0;
 const ERROR: u8 = 255;
 
 const LEASE_BYTES: usize = 24;
@@ -91,6 +92,8 @@ pub enum Reply<'a> {
     },
     /// Answers ping.
     Pong,
+    /// Answers cluster: the index's size. Its fd comes with it.
+    Cluster(u64),
     /// The call failed.
     Failed(Error),
 }
@@ -166,6 +169,7 @@ impl<'a> Reply<'a> {
                 let (next, count) = (at.u32()?, at.u32()?);
                 Self::Listed { next, items: at.records(count)? }
             }
+            CLUSTER => Self::Cluster(at.u64()?),
             ERROR => {
                 let kind = match at.u8()? {
                     0 => ErrorKind::Refused,
@@ -208,6 +212,7 @@ impl<'a> Reply<'a> {
                 out.extend((items.len() as u32).to_le_bytes());
                 out.extend(items.as_flattened());
             }),
+            Self::Cluster(bytes) => frame(out, CLUSTER, seq, |out| out.extend(bytes.to_le_bytes())),
             Self::Failed(error) => frame(out, ERROR, seq, |out| {
                 out.push(match error.kind() {
                     ErrorKind::Refused | ErrorKind::Config(_) => 0,

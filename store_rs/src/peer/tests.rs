@@ -1,1 +1,0 @@
-//! Greetings, frames and TLS over real sockets on loopback.

@@ -1,0 +1,199 @@
+//! Serving peers: each connection has a thread, which sends blocks or the stream of changes.
+//!
+//! Blocks go as they lie in the arena, encoded. The store leases them for its own sending, a few at
+//! a time, and no longer than until they are sent or the connection ends: a peer never holds a
+//! lease. A peer that does not take its bytes is cut.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::feed::{Batch, Feed};
+use super::{Connected, Peers, Shared};
+use crate::cluster::OURS;
+use crate::error::{Error, Result};
+use crate::index::{Leased, SessionId};
+use crate::key::Key;
+use crate::peer::{
+    Accepting, BlockHead, ENTRY_BYTES, Link, Message, encode_entry, encode_message, send_message,
+    write_all,
+};
+use crate::server::fetch::{self, Wanted};
+
+/// Connections from peers at once: two of each.
+const CONNECTIONS_MAX: usize = 2 * super::PEERS_MAX;
+/// Blocks leased at once for one connection.
+const LEASED_MAX: usize = 16;
+/// Bytes paced at once.
+const PACED: usize = 128 << 10;
+/// How long a block of this node's own disk may take.
+const DISK_WAIT: Duration = Duration::from_millis(500);
+/// A silent stream says that it is alive.
+const BEAT: Duration = Duration::from_millis(500);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Until the store stops.
+pub(super) fn accept(peers: &Arc<Peers>, shared: &Arc<Shared>, listening: &dyn Accepting) {
+    let open = Arc::new(AtomicUsize::new(0));
+    while !peers.is_stopping() {
+        match listening.accept() {
+            Ok(link) if open.load(Ordering::Relaxed) < CONNECTIONS_MAX => {
+                let guard = Counted::new(&open);
+                // Without a thread the link is dropped, and the peer tries again.
+                let _ = peers.spawn("store-peer", shared, move |peers, shared| {
+                    let _guard = guard;
+                    serve(&peers, &shared, link);
+                });
+            }
+            Ok(_) => {}
+            Err(_) => thread::sleep(ACCEPT_PAUSE),
+        }
+    }
+}
+
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn serve(peers: &Peers, shared: &Arc<Shared>, link: Box<dyn Link>) {
+    let served = peers.welcome(shared, link).and_then(|mut connected| {
+        // Between requests a peer may be silent for long; the kernel tells when it is gone.
+        let failed = |error| Error::io("set up a link", error);
+        connected.link.set_patience(Duration::from_secs(3600)).map_err(failed)?;
+        converse(peers, shared, &mut connected)
+    });
+    if served.is_err_and(|error| error.kind() == crate::error::ErrorKind::Protocol) {
+        peers.counts.failures.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn converse(peers: &Peers, shared: &Arc<Shared>, to: &mut Connected<'_>) -> Result<()> {
+    loop {
+        match to.frames.next(&mut *to.link)? {
+            Message::Fetch { keys } => {
+                let sending = Sending::new(peers, shared)?;
+                for keys in keys.chunks(LEASED_MAX) {
+                    sending.send(&mut *to.link, keys)?;
+                }
+            }
+            Message::Subscribe => return stream(peers, shared, to),
+            other => return Err(Error::protocol(format!("a peer asked {other:?}"))),
+        }
+    }
+}
+
+/// The leases of one request, ended however it ends.
+struct Sending<'a> {
+    peers: &'a Peers,
+    shared: &'a Arc<Shared>,
+    session: SessionId,
+}
+
+impl<'a> Sending<'a> {
+    fn new(peers: &'a Peers, shared: &'a Arc<Shared>) -> Result<Self> {
+        let session = shared.index()?.open_session();
+        Ok(Self { peers, shared, session })
+    }
+
+    fn send(&self, link: &mut dyn Link, keys: &[Key]) -> Result<()> {
+        let blocks = self.lease(keys)?;
+        let failed = |error| Error::io("send a block to a peer", error);
+        let mut frame = Vec::with_capacity(128);
+        for (head, leased) in &blocks {
+            frame.clear();
+            encode_message(&Message::Block(*head), &mut frame);
+            let bytes = leased.as_ref().map_or(&[][..], |leased| self.bytes(leased));
+            let (first, rest) = bytes.split_at(bytes.len().min(PACED));
+            self.peers.pacer.wait(frame.len() + first.len());
+            write_all(link, &mut [IoSlice::new(&frame), IoSlice::new(first)]).map_err(failed)?;
+            for part in rest.chunks(if self.peers.pacer.is_on() { PACED } else { usize::MAX }) {
+                self.peers.pacer.wait(part.len());
+                write_all(link, &mut [IoSlice::new(part)]).map_err(failed)?;
+            }
+            self.peers.counts.sent_blocks.fetch_add(u64::from(head.len > 0), Ordering::Relaxed);
+            self.peers.counts.sent_bytes.fetch_add(head.len.into(), Ordering::Relaxed);
+        }
+        let mut index = self.shared.index()?;
+        for (_, leased) in blocks {
+            leased.inspect(|leased| {
+                index.release(self.session, leased.token);
+            });
+        }
+        Ok(())
+    }
+
+    fn lease(&self, keys: &[Key]) -> Result<Vec<(BlockHead, Option<Leased>)>> {
+        let deadline = Instant::now() + DISK_WAIT;
+        fetch::bring_from_node(self.shared, &Wanted { tenant: "", keys, prefix: false, deadline })?;
+        let now = self.shared.now();
+        let mut index = self.shared.index()?;
+        let lease = |key: &Key| {
+            let leased = index.lease(self.session, key, now);
+            let parent = index.parent_of(key);
+            (BlockHead { key: *key, parent, len: leased.map_or(0, |leased| leased.len) }, leased)
+        };
+        Ok(keys.iter().map(lease).collect())
+    }
+
+    fn bytes(&self, leased: &Leased) -> &[u8] {
+        let (len, at) = (leased.len as usize, leased.offset);
+        // SAFETY: leased until `self` ends the session, and not written meanwhile; inside the arena.
+        unsafe { std::slice::from_raw_parts(self.shared.arena.at(at, len), len) }
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if let Ok(mut index) = self.shared.index() {
+            index.end_session(self.session);
+        }
+    }
+}
+
+/// Everything this store holds, then every change, and the loads of its node's replicas.
+fn stream(peers: &Peers, shared: &Shared, to: &mut Connected<'_>) -> Result<()> {
+    let failed = |error| Error::io("set up a link", error);
+    to.link.set_patience(super::PATIENCE).map_err(failed)?;
+    let (mut feed, mut entries, mut rows) = (Feed::default(), Vec::new(), Vec::new());
+    let (mut reported_us, mut last) = (0, Instant::now());
+    while !peers.is_stopping() {
+        let index = feed.wait(shared)?;
+        let batch = feed.take(&index, &mut entries);
+        drop(index);
+        rows.clear();
+        rows.extend(entries.iter().map(encode_entry));
+        let rows: &[[u8; ENTRY_BYTES]] = &rows;
+        let message = match batch {
+            Batch::Restart(next) => Some(Message::Snapshot { next }),
+            Batch::Held => Some(Message::Held(rows)),
+            Batch::Changes(first) => {
+                (!rows.is_empty()).then_some(Message::Changes { first, entries: rows })
+            }
+        };
+        let loads: Vec<_> = {
+            let (loads, newest_us) = peers.cluster().loads(OURS, reported_us);
+            reported_us = newest_us;
+            loads.iter().map(crate::cluster::Load::encode).collect()
+        };
+        let loads = (!loads.is_empty()).then_some(Message::Loads(&loads));
+        let beat = (last.elapsed() > BEAT).then_some(Message::Beat);
+        for message in [message, loads, beat].into_iter().flatten() {
+            send_message(&mut *to.link, &message)?;
+            last = Instant::now();
+        }
+    }
+    Ok(())
+}
