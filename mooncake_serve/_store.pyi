@@ -95,6 +95,50 @@ class Lease:
     ) -> None: ...
 
 @final
+class PeerSettings:
+    """How a store meets the stores of other nodes.
+
+    `node` names this node in the cluster, at most 64 bytes. `listen` is `host:port`, port 0 for a
+    free one; beyond loopback it needs `token`, the secret all stores share, or the three `tls_`
+    files for mutual TLS, whose certificates carry `tls_name`. `max_bytes_per_s` bounds what is sent
+    to all peers together. `index_bytes` bounds the cluster index (default 256 MiB).
+    """
+
+    def __new__(
+        cls,
+        *,
+        node: str,
+        listen: str | None = None,
+        token: bytes | None = None,
+        tls_ca: str | PathLike[str] | None = None,
+        tls_certificate: str | PathLike[str] | None = None,
+        tls_key: str | PathLike[str] | None = None,
+        tls_name: str = "mooncake-store",
+        max_bytes_per_s: int | None = None,
+        index_bytes: int | None = None,
+    ) -> Self: ...
+
+@final
+class ClusterView:
+    """Which node holds which blocks, and how busy each replica is; read in place, never blocks."""
+
+    @property
+    def moved(self) -> bool:
+        """A larger index took over: ask the store for it."""
+    @property
+    def entries(self) -> int:
+        """Blocks known, each once per node that has it."""
+    def longest_prefix(self, keys: Iterable[bytes]) -> tuple[dict[str, tuple[int, int]], int]:
+        """Leading blocks of the chain `keys` per node name: (in memory, in memory or on disk).
+
+        The number is that of leading blocks that some node holds, each from wherever it is.
+        """
+    def nodes(self) -> dict[str, tuple[bool, float, float]]:
+        """Stores by name: alive, measured bytes/s and latency in s of fetches (0: none yet)."""
+    def replicas(self) -> dict[str, dict[str, Any]]:
+        """Replicas by name: node, at_s (monotonic), and what `StoreClient.report` was given."""
+
+@final
 class StoreServer:
     """A store inside this process, on Rust threads that never need the GIL.
 
@@ -119,6 +163,7 @@ class StoreServer:
         codec: str = "none",
         transcode_share: float = 0.1,
         transcode_idle_s: float = 2.0,
+        peer: PeerSettings | None = None,
     ) -> Self: ...
     def start(self) -> None:
         """Reserve memory, take the socket, serve; nothing if it runs already.
@@ -135,6 +180,14 @@ class StoreServer:
         physical_bytes`, also in each row of `usage` (by tier, dtype and codec).
         `shared_saved_bytes` is what caches of each process's own would hold besides. `codec` and
         `codec_why` say how blocks are stored. `tenants` maps a name to its bytes and blocks.
+        """
+    @property
+    def peer_address(self) -> str | None:
+        """`host:port` where other stores reach this one; None if it does not listen."""
+    def set_peers(self, addresses: Sequence[str]) -> None:
+        """These are the peers from now on; its own address among them is ignored.
+
+        Raises ConfigError if the store does not listen itself.
         """
     @property
     def epoch(self) -> int:
@@ -219,6 +272,25 @@ class StoreClient:
         """Key and parent of every block in DRAM; not a snapshot, as it comes in pieces."""
     def stats(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Counters and gauges of the store by name; see `StoreServer.stats`."""
+    def cluster(self, *, timeout_s: float | None = None) -> ClusterView:
+        """The cluster index, mapped read-only. Ask again once it has `moved`."""
+    def report(
+        self,
+        replica: str,
+        *,
+        prefill_tokens: int = 0,
+        waiting: int = 0,
+        running: int = 0,
+        free_blocks: int = 0,
+        prefill: tuple[float, float, float] = ...,
+        load_bytes_per_s: float = 0.0,
+        accepting: bool = True,
+    ) -> None:
+        """Tell the store, and through it every router, how busy a replica of this node is.
+
+        One-way. `replica` has at most 16 bytes; `prefill` is measured seconds of any prefill, per
+        token, and per token and token of context. Not `accepting` takes its row away.
+        """
     def ping(self, *, timeout_s: float | None = None) -> None:
         """Return if the store answers."""
     @property

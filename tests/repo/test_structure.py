@@ -32,6 +32,7 @@ RUST_LAYERS = [
     {"error", "key", "memory"},
     {"alloc", "index", "wire", "block"},
     {"arena", "fdpass"},
+    {"peer", "cluster"},
     {"server", "client"},
     {"python"},
 ]

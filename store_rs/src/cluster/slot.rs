@@ -94,7 +94,7 @@ impl<const N: usize> Row<N> {
             }
             let words = std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed));
             fence(Ordering::Acquire);
-            if before % 2 == 0 && self.sequence.load(Ordering::Relaxed) == before {
+            if before.is_multiple_of(2) && self.sequence.load(Ordering::Relaxed) == before {
                 return Some(words);
             }
         }

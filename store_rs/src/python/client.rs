@@ -8,11 +8,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use super::arguments::{self, Buffers};
+use super::cluster::ClusterView;
 use super::errors::raise;
 use super::lease::Lease;
 use super::server::stats_dict;
 use super::shape::BlockShape;
 use crate::client::{Client, Deadline, PutBlock};
+use crate::cluster::{Load, REPLICA_NAME_MAX};
 use crate::error::{Error, Result};
 use crate::key::Key;
 
@@ -167,6 +169,45 @@ impl StoreClient {
     fn stats<'py>(&self, py: Python<'py>, timeout_s: Option<f64>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.call(py, timeout_s, |client, deadline| client.stats(deadline))?;
         stats_dict(py, &stats, self.epoch, self.server_pid)
+    }
+
+    #[pyo3(signature = (*, timeout_s=None))]
+    fn cluster(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<ClusterView> {
+        self.call(py, timeout_s, |client, deadline| client.cluster(deadline)).map(ClusterView)
+    }
+
+    #[pyo3(signature = (
+        replica, *, prefill_tokens=0, waiting=0, running=0, free_blocks=0,
+        prefill=[0.0; 3], load_bytes_per_s=0.0, accepting=true
+    ))]
+    #[allow(clippy::too_many_arguments)]
+    fn report(
+        &self,
+        py: Python<'_>,
+        replica: String,
+        prefill_tokens: u32,
+        waiting: u16,
+        running: u16,
+        free_blocks: u32,
+        prefill: [f32; 3],
+        load_bytes_per_s: f32,
+        accepting: bool,
+    ) -> PyResult<()> {
+        if replica.is_empty() || replica.len() > REPLICA_NAME_MAX {
+            let message = format!("a replica's name has 1 to {REPLICA_NAME_MAX} bytes");
+            return Err(PyValueError::new_err(message));
+        }
+        let load = Load {
+            name: replica,
+            prefill_tokens,
+            waiting,
+            running,
+            free_blocks,
+            prefill,
+            load_bytes_per_s,
+            accepting,
+        };
+        self.call(py, None, |client, _| client.report(&load))
     }
 
     #[pyo3(signature = (*, timeout_s=None))]

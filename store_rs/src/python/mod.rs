@@ -6,9 +6,11 @@
 
 mod arguments;
 mod client;
+mod cluster;
 mod errors;
 mod keys;
 mod lease;
+mod peer;
 mod server;
 mod shape;
 
@@ -18,7 +20,9 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _store(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<client::StoreClient>()?;
+    module.add_class::<cluster::ClusterView>()?;
     module.add_class::<lease::Lease>()?;
+    module.add_class::<peer::PeerSettings>()?;
     module.add_class::<server::StoreServer>()?;
     module.add_class::<shape::BlockShape>()?;
     module.add_function(wrap_pyfunction!(keys::block_keys, module)?)?;

@@ -10,6 +10,7 @@ use pyo3::types::PyDict;
 
 use super::errors::raise;
 use super::shape::{CODECS, DTYPES};
+use super::peer::PeerSettings;
 use crate::error::Error;
 use crate::index::Usage;
 use crate::server::{CodecChoice, Options, Server};
@@ -49,7 +50,7 @@ impl StoreServer {
     #[pyo3(signature = (
         *, socket, dram_bytes, ingest_bytes_max=67_108_864, max_sessions=128,
         ingest_bytes_total=None, index_bytes=None, max_leases=65_536, codec="none",
-        transcode_share=0.1, transcode_idle_s=2.0
+        transcode_share=0.1, transcode_idle_s=2.0, peer=None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -64,7 +65,9 @@ impl StoreServer {
         codec: &str,
         transcode_share: f64,
         transcode_idle_s: f64,
+        peer: Option<&PeerSettings>,
     ) -> PyResult<Self> {
+        let peer = peer.map_or_else(Default::default, |peer| peer.0.clone());
         let codec = CodecChoice::from_name(codec).map_err(|error| raise(py, &error))?;
         let transcode_idle = Duration::try_from_secs_f64(transcode_idle_s)
             .map_err(|error| PyValueError::new_err(format!("transcode_idle_s: {error}")))?;
@@ -79,6 +82,7 @@ impl StoreServer {
             codec,
             transcode_share,
             transcode_idle,
+            peer,
         };
         Ok(Self { options, server: Mutex::new(None) })
     }
@@ -109,6 +113,17 @@ impl StoreServer {
         let (stats, epoch) =
             self.running(py, |server| server.stats().map(|stats| (stats, server.epoch())))?;
         stats_dict(py, &stats, epoch, std::process::id())
+    }
+
+    /// Where other stores reach this one; None if it does not listen.
+    #[getter]
+    fn peer_address(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.running(py, |server| Ok(server.peer_address().map(str::to_owned)))
+    }
+
+    /// These are the peers from now on, by address.
+    fn set_peers(&self, py: Python<'_>, addresses: Vec<String>) -> PyResult<()> {
+        self.running(py, |server| server.set_peers(&addresses))
     }
 
     #[getter]
