@@ -6,7 +6,7 @@ are `StoreUnavailable`, `StoreTimeout`, `StoreRefused`, `StoreProtocolError` and
 or corrupt block is never an error. Keys are the 32 bytes that `block_keys` returns.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from types import ModuleType, TracebackType
 from typing import Any, Self, final
@@ -137,6 +137,106 @@ class ClusterView:
         """Stores by name: alive, measured bytes/s and latency in s of fetches (0: none yet)."""
     def replicas(self) -> dict[str, dict[str, Any]]:
         """Replicas by name: node, at_s (monotonic), and what `StoreClient.report` was given."""
+
+@final
+class ClusterIndex:
+    """A cluster index that no store feeds: for benchmarks and tests of routing."""
+
+    def __new__(cls, node: str, *, bytes_max: int = 268435456) -> Self: ...
+    @property
+    def size_bytes(self) -> int:
+        """Memory it takes."""
+    def join(self, node: str) -> int:
+        """Row of a store that answers; `node` of the constructor has row 0."""
+    def leave(self, node: int) -> None:
+        """The store's stream ended: nothing it had counts any more."""
+    def apply(self, node: int, keys: bytes, tier: int) -> None:
+        """`keys`, 32 bytes each, are in memory (0), on disk (1) or gone (255) there."""
+    def report(
+        self, node: int, replica: str, prefill_tokens: int, token_s: float, at_s: float
+    ) -> None:
+        """A replica's load at `at_s`, `time.monotonic()`."""
+    def view(self) -> ClusterView:
+        """The readers' side."""
+
+@final
+class Route:
+    """Where a request goes, and what that rests on: predicted seconds, and blocks reused."""
+
+    @property
+    def replica(self) -> str: ...
+    @property
+    def queue_s(self) -> float: ...
+    @property
+    def load_s(self) -> float: ...
+    @property
+    def prefill_s(self) -> float: ...
+    @property
+    def ttft_s(self) -> float: ...
+    @property
+    def blocks(self) -> tuple[int, int, int, int]:
+        """From device, dram, nvme, peer."""
+
+@final
+class RoutePlanner:
+    """The router of one process: the planner the simulator runs, over the cluster index.
+
+    Never waits. `now_s` is `time.monotonic()`. `token_s` and the rates are assumed until replicas
+    and stores have measured theirs. Requests whose first token would take longer than `slo_s` on
+    every replica are rejected.
+    """
+
+    def __new__(
+        cls,
+        *,
+        slo_s: float | None = None,
+        seed: int = 0,
+        token_s: float = 0.001,
+        dram_bytes_per_s: float = 5e9,
+        peer_bytes_per_s: float = 1e9,
+    ) -> Self: ...
+    def set_model(self, block_tokens: int, token_bytes: float) -> None:
+        """A block has `block_tokens` tokens of `token_bytes` of KV each."""
+    def set_replicas(self, running: Mapping[str, str], now_s: float) -> None:
+        """These run, each by name on its node; others are gone."""
+    def drop_replica(self, name: str, now_s: float) -> None:
+        """This one is gone, before anybody reports the new set."""
+    def replicas(self) -> list[str]:
+        """Names of the running replicas, sorted."""
+    @property
+    def wants_view(self) -> bool:
+        """There is no view, or a larger index took over."""
+    def set_view(
+        self, source: StoreClient | ClusterIndex | None, *, timeout_s: float = 0.05
+    ) -> None:
+        """Read the cluster index of a client's store from now on. Raises StoreError."""
+    def plan(
+        self,
+        request: int,
+        tokens: int,
+        keys: Iterable[bytes],
+        now_s: float,
+        *,
+        only: str | None = None,
+        prefer: str | None = None,
+        avoid: Sequence[str] = ...,
+    ) -> tuple[Route | None, float]:
+        """Choose a replica, count the request there; the route and its time to first token.
+
+        `only` restricts the choice to one replica, `avoid` excludes some, `prefer` wins ties.
+        Without a route the request must be refused: the number is the best time on offer, infinite
+        if there is no replica.
+        """
+    def first_token(self, request: int) -> None:
+        """Its prefill is done."""
+    def end(self, request: int) -> None:
+        """It ended, or never reached its replica."""
+    def outstanding(self) -> dict[str, tuple[int, int]]:
+        """By replica: prompt tokens sent from here without a first token, and requests."""
+    def queued_tokens(self, now_s: float) -> int:
+        """Prompt tokens that wait for all replicas together."""
+    def costs(self) -> tuple[tuple[float, float, float], float, float]:
+        """(fixed, per token, per token and token of context) seconds; memory and peer bytes/s."""
 
 @final
 class StoreServer:

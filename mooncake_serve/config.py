@@ -66,6 +66,31 @@ class EngineConfig(Section):
         return value
 
 
+class PeerTls(Section):
+    """Mutual TLS between stores: PEM files, on every node at the same paths."""
+
+    ca: str
+    """The authority that signs every store's certificate."""
+    certificate: str
+    key: str
+    name: str = "mooncake-store"
+    """The name that every store's certificate carries."""
+
+
+class PeerConfig(Section):
+    """How the stores of the cluster's nodes meet. Without `listen` each serves its node alone."""
+
+    listen: str | None = None
+    """`host:port`; port 0 takes a free one, host 0.0.0.0 all interfaces (then prove yourself)."""
+    token_file: str | None = None
+    """A file with the secret that all stores share."""
+    tls: PeerTls | None = None
+    max_bytes_per_s: Size | None = None
+    """Bound on what one store sends to all peers together."""
+    index: Size = ByteSize(256 * MIB)
+    """Most memory of a node's cluster index, beside `store.dram`."""
+
+
 class StoreSettings(Section):
     """The node's store. The first creator's values win; a different value later is an error."""
 
@@ -83,6 +108,7 @@ class StoreSettings(Section):
     """Directory of the Unix socket, mode 0700; None picks one under the runtime directory."""
     idle_exit_s: float = Field(default=600.0, ge=0)
     """Exit when no client is attached and no app of ours is deployed for this long; 0 never."""
+    peer: PeerConfig = PeerConfig()
 
 
 class ReplicaConfig(Section):
@@ -101,6 +127,8 @@ class ApiConfig(Section):
     request_timeout_s: float = Field(default=600.0, gt=0)
     max_queued_tokens: int = Field(default=2_000_000, ge=1)
     """Prompt tokens that may wait over all replicas before new requests get 429."""
+    ttft_slo_s: float | None = Field(default=None, gt=0)
+    """Requests that would wait longer than this for their first token get 429 at once."""
     tenant_secret: str | None = Field(default=None, repr=False)
     """Cluster secret from which tenant salts derive."""
 

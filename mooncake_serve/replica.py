@@ -24,11 +24,16 @@ from mooncake_serve.engine.protocol import (
     FailEvent,
     FinishEvent,
     GenerationRequest,
+    SamplingParams,
 )
 from mooncake_serve.errors import EngineFailed, RequestError
 from mooncake_serve.metrics import Sample, engine_samples, store_client_samples
 from mooncake_serve.ray_metrics import RaySink, Reporter
+from mooncake_serve.load_report import LoadReporter
 from mooncake_serve.store_actor import attach
+
+WARM_UP_TOKENS = 256
+WARM_UP_TIMEOUT_S = 60.0
 
 
 class EventBuffer:
@@ -87,6 +92,22 @@ def _portable(event: Event) -> Event:
     return event
 
 
+def warm_up(engine: Engine) -> None:
+    """Compute one block that is published nowhere, so that what prefill costs is known from the
+    start. A failure shows again at the first request, with its reason."""
+    tokens = tuple(token % engine.info.vocab_size for token in range(1, WARM_UP_TOKENS))
+    tokens = tokens[: engine.info.layout.block_tokens - 2]
+    ended = threading.Event()
+    request = GenerationRequest("warm-up", tokens, SamplingParams(max_tokens=1))
+
+    def note(event: Event) -> None:
+        if isinstance(event, FinishEvent | FailEvent):
+            ended.set()
+
+    engine.submit(request, note)
+    ended.wait(WARM_UP_TIMEOUT_S)
+
+
 class ModelReplica:
     """One model replica: a pool, an engine, a connection to the node's store."""
 
@@ -98,6 +119,8 @@ class ModelReplica:
         self._engine = build_engine(app, self._store)
         self._id = serve.get_replica_context().replica_id.unique_id
         self._reporter = Reporter(RaySink({"replica": self._id}), self._samples)
+        warm_up(self._engine)
+        self._loads = LoadReporter(self._id, self._engine, self._store) if self._store else None
 
     async def describe(self) -> dict[str, Any]:
         """What the ingress needs to know of the model."""
@@ -106,6 +129,7 @@ class ModelReplica:
             "name": info.name,
             "namespace": info.namespace,
             "block_tokens": info.layout.block_tokens,
+            "token_bytes": info.layout.block_bytes // info.layout.block_tokens,
             "max_context": info.max_context,
             "exact": info.exact,
             "backend": info.backend,
@@ -138,9 +162,9 @@ class ModelReplica:
             raise EngineFailed("the engine's thread has ended")
 
     def __del__(self) -> None:
-        reporter = getattr(self, "_reporter", None)
-        if reporter is not None:
-            reporter.close()
+        loads = getattr(self, "_loads", None)
+        if loads is not None:
+            loads.close()
         engine = getattr(self, "_engine", None)
         if engine is not None:
             engine.close()

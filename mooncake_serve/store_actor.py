@@ -21,13 +21,14 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mooncake_serve.config import StoreSettings
-from mooncake_serve.errors import StoreConfigMismatch
+from mooncake_serve.config import PeerConfig, StoreSettings
+from mooncake_serve.errors import ConfigError, StoreConfigMismatch
 from mooncake_serve.metrics import store_samples
 from mooncake_serve.ray_metrics import RaySink, Reporter
-from mooncake_serve.store import NodeStore, StoreServer
+from mooncake_serve.store import NodeStore, PeerSettings, StoreServer
 from mooncake_serve.store.location import socket_dir, socket_path
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ ATTACH_TIMEOUT_S = 10.0
 HUNG_AFTER_S = 10.0
 SUPERVISE_EVERY_S = 1.0
 IDLE_CHECK_S = 5.0
+MEET_EVERY_S = 1.0
+ASK_PEER_S = 5.0
+TOKEN_BYTES_MIN = 16
 
 
 def actor_name(node_id: str) -> str:
@@ -53,18 +57,21 @@ class StoreActor:
         self._settings = settings
         _normal_priority()
         parsed = StoreSettings.model_validate(settings)
+        node_id = ray.get_runtime_context().get_node_id()
         self._server = StoreServer(
             socket=socket,
             dram_bytes=parsed.dram,
             ingest_bytes_max=parsed.ingest,
             max_sessions=parsed.max_sessions,
             codec=parsed.codec,
+            peer=peer_settings(parsed.peer, node_id),
         )
         self._server.start()
-        node = ray.get_runtime_context().get_node_id()
         self._reporter = Reporter(
-            RaySink({"node": node}), lambda: store_samples(self._server.stats())
+            RaySink({"node": node_id}), lambda: store_samples(self._server.stats())
         )
+        if parsed.peer.listen:
+            threading.Thread(target=self._meet_peers, args=(node_id,), daemon=True).start()
         if parsed.idle_exit_s:
             threading.Thread(
                 target=self._exit_when_idle, args=(parsed.idle_exit_s,), daemon=True
@@ -78,9 +85,33 @@ class StoreActor:
         """The store's counters and gauges."""
         return self._server.stats()
 
+    def peer_address(self) -> str | None:
+        """Where other stores reach this one; None if it does not listen."""
+        address = self._server.peer_address
+        if address is None:
+            return None
+        host, port = address.rsplit(":", 1)
+        every_interface = host in {"0.0.0.0", "[::]"}
+        return f"{ray.util.get_node_ip_address() if every_interface else host}:{port}"
+
     def pid(self) -> int:
         """Process of the store."""
         return self._server.pid
+
+    def _meet_peers(self, node_id: str) -> None:
+        """Find the stores of other nodes by their actors' names, as nodes come and go."""
+        known: dict[str, str] = {}
+        while True:
+            try:
+                found = _peer_addresses(node_id, known)
+            except RayError as err:
+                log.warning("could not look for peers: %s", err)
+            else:
+                if found != known:
+                    log.info("peers: %s", sorted(found.values()))
+                    self._server.set_peers(sorted(found.values()))
+                    known = found
+            time.sleep(MEET_EVERY_S)
 
     def _exit_when_idle(self, idle_exit_s: float) -> None:
         """Leave when nobody has been attached for that long. Every running app stays attached."""
@@ -92,6 +123,52 @@ class StoreActor:
                 idle_since = time.monotonic()
         log.info("no client for %.0f s: the store exits", idle_exit_s)
         ray.kill(me, no_restart=True)
+
+
+def peer_settings(peer: PeerConfig, node_id: str) -> PeerSettings:
+    """What the Rust server wants to know. Raises ConfigError for a token that cannot be read."""
+    token = None
+    if peer.token_file:
+        try:
+            token = Path(peer.token_file).read_bytes().strip()
+        except OSError as err:
+            raise ConfigError("store.peer.token_file", f"{err}; every node needs the file") from err
+        if len(token) < TOKEN_BYTES_MIN:
+            raise ConfigError("store.peer.token_file", f"holds less than {TOKEN_BYTES_MIN} bytes")
+    tls = peer.tls
+    return PeerSettings(
+        node=node_id,
+        listen=peer.listen,
+        token=token,
+        tls_ca=tls.ca if tls else None,
+        tls_certificate=tls.certificate if tls else None,
+        tls_key=tls.key if tls else None,
+        tls_name=tls.name if tls else "",
+        max_bytes_per_s=peer.max_bytes_per_s,
+        index_bytes=peer.index,
+    )
+
+
+def _peer_addresses(own_node: str, known: dict[str, str]) -> dict[str, str]:
+    """Addresses by actor name of all other stores; those of `known` are not asked again."""
+    # Typed as Any: with all_namespaces=True these are mappings, Ray's stubs say strings.
+    actors: list[Any] = list_named_actors(all_namespaces=True)
+    prefix, suffix = actor_name("*").split("*")
+    names = {actor["name"] for actor in actors if actor["namespace"] == NAMESPACE}
+    found = {}
+    for name in names - {actor_name(own_node)}:
+        if not (name.startswith(prefix) and name.endswith(suffix)):
+            continue
+        address = known.get(name)
+        if address is None:
+            try:
+                actor = ray.get_actor(name, namespace=NAMESPACE)
+                address = ray.get(actor.peer_address.remote(), timeout=ASK_PEER_S)
+            except (RayError, ValueError) as err:
+                log.info("%s does not answer yet: %s", name, err)
+        if address is not None:
+            found[name] = address
+    return found
 
 
 def attach(settings: StoreSettings) -> NodeStore | None:

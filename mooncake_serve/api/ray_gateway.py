@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -27,7 +27,7 @@ from ray.serve.handle import DeploymentHandle
 from mooncake_serve.api.gateway import Codec, ModelCard
 from mooncake_serve.engine.protocol import Event, FailEvent, FinishEvent, GenerationRequest
 from mooncake_serve.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
-from mooncake_serve.router import Board, Prefix, PrefixIndex, Reservation
+from mooncake_serve.router import Board, Reservation
 from mooncake_serve.store import block_keys
 
 log = logging.getLogger(__name__)
@@ -49,14 +49,12 @@ class RayGateway:
         handle: DeploymentHandle,
         board: Board,
         codec: Codec,
-        index: PrefixIndex,
     ) -> None:
         self._describe = handle.describe
         # Typed as Any: Ray's stubs do not know that stream=True makes an async generator.
         self._generate: Any = handle.options(stream=True).generate
         self._board = board
         self._codec = codec
-        self._index = index
         self._model: dict[str, Any] | None = None
         self._created = int(time.time())
 
@@ -81,9 +79,9 @@ class RayGateway:
     ) -> RayAnswer:
         """Plan a request. It is sent when its events are asked for."""
         model = await self._known_model()
-        prefixes = await asyncio.to_thread(self._prefixes, request, model)
-        reservation = await self.reserve(request, prefixes, only=self._pinned(replica))
-        return RayAnswer(self, request, timeout_s, prefixes, reservation)
+        keys = await asyncio.to_thread(_keys, request, model)
+        reservation = await self.reserve(request, keys, only=self._pinned(replica))
+        return RayAnswer(self, request, timeout_s, keys, reservation)
 
     def send(self, request: GenerationRequest, timeout_s: float, replica: str) -> Any:
         """The handle's stream of `(replica, events)`."""
@@ -92,7 +90,7 @@ class RayGateway:
     async def reserve(
         self,
         request: GenerationRequest,
-        prefixes: Mapping[str, Sequence[Prefix]],
+        keys: Sequence[bytes],
         *,
         only: str | None = None,
         avoid: Collection[str] = (),
@@ -101,7 +99,7 @@ class RayGateway:
         deadline = time.monotonic() + REPLICA_WAIT_S
         length = len(request.token_ids)
         while True:
-            reservation = self._board.reserve(length, prefixes, only=only, avoid=avoid)
+            reservation = self._board.reserve(length, keys, only=only, avoid=avoid)
             if reservation is not None:
                 return reservation
             if time.monotonic() > deadline:
@@ -117,23 +115,8 @@ class RayGateway:
             except (TimeoutError, RayServeException, *REPLICA_GONE) as err:
                 raise Unavailable(NO_REPLICA, code="no_replica") from err
             self._model = model = dict(described)
+            self._board.set_model(model["block_tokens"], model["token_bytes"])
         return model
-
-    def _prefixes(
-        self, request: GenerationRequest, model: dict[str, Any]
-    ) -> Mapping[str, Sequence[Prefix]]:
-        """What each node could supply of the prompt; never the tail (see the engine)."""
-        block_tokens = model["block_tokens"]
-        full_blocks = (len(request.token_ids) - 1) // block_tokens
-        if full_blocks == 0:
-            return {}
-        keys = block_keys(
-            model["namespace"],
-            request.tenant_salt,
-            array("I", request.token_ids[: full_blocks * block_tokens]),
-            block_tokens,
-        )
-        return self._index.match(keys, block_tokens, request.tenant)
 
     def _pinned(self, index: int | None) -> str | None:
         if index is None:
@@ -146,6 +129,14 @@ class RayGateway:
         return replicas[index]
 
 
+def _keys(request: GenerationRequest, model: dict[str, Any]) -> list[bytes]:
+    """Keys of the blocks that may be cached; never the tail (see the engine)."""
+    block_tokens = model["block_tokens"]
+    full_blocks = (len(request.token_ids) - 1) // block_tokens
+    tokens = array("I", request.token_ids[: full_blocks * block_tokens])
+    return block_keys(model["namespace"], request.tenant_salt, tokens, block_tokens)
+
+
 class RayAnswer:
     """One planned request; `events` sends it."""
 
@@ -154,13 +145,13 @@ class RayAnswer:
         gateway: RayGateway,
         request: GenerationRequest,
         timeout_s: float,
-        prefixes: Mapping[str, Sequence[Prefix]],
+        keys: Sequence[bytes],
         reservation: Reservation,
     ) -> None:
         self._gateway = gateway
         self._request = request
         self._deadline = time.monotonic() + timeout_s
-        self._prefixes = prefixes
+        self._keys = keys
         self._reservation = reservation
         self._answered_by: str | None = None
 
@@ -170,10 +161,11 @@ class RayAnswer:
         plan = self._reservation.plan
         return {
             "replica": self._answered_by or plan.replica,
-            "queue_s": round(plan.score.queue_s, 6),
-            "load_s": round(plan.score.load_s, 6),
-            "prefill_s": round(plan.score.prefill_s, 6),
-            "matched_tokens": plan.score.matched_tokens,
+            "queue_s": round(plan.queue_s, 6),
+            "load_s": round(plan.load_s, 6),
+            "prefill_s": round(plan.prefill_s, 6),
+            "matched_tokens": plan.matched_tokens,
+            "matched_by_tier": dict(plan.tokens),
         }
 
     async def events(self) -> AsyncGenerator[list[Event]]:
@@ -201,9 +193,7 @@ class RayAnswer:
                 return
             finally:
                 self._reservation.end()
-            self._reservation = await self._gateway.reserve(
-                self._request, self._prefixes, avoid=failed
-            )
+            self._reservation = await self._gateway.reserve(self._request, self._keys, avoid=failed)
 
     async def _attempt(self, replica: str) -> AsyncGenerator[list[Event]]:
         remaining = max(0.0, self._deadline - time.monotonic())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -13,7 +12,7 @@ from mooncake_serve.api import create_app
 from mooncake_serve.api.ray_gateway import RayGateway
 from mooncake_serve.config import load_app_config
 from mooncake_serve.models import load_tokenizer
-from mooncake_serve.router import NodeIndex, process_board
+from mooncake_serve.router import follow_index, process_board
 from mooncake_serve.store_actor import attach
 
 
@@ -24,9 +23,9 @@ class Ingress:
     def __init__(self, config: dict[str, Any], model: DeploymentHandle) -> None:
         app = load_app_config(config)
         board = process_board(serve.get_replica_context().app_name)
-        board.max_queued_tokens = app.api.max_queued_tokens
-        index = NodeIndex(ray.get_runtime_context().get_node_id(), attach(app.store))
-        gateway = RayGateway(model, board, load_tokenizer(app.model), index)
+        board.limit(app.api.max_queued_tokens, app.api.ttft_slo_s)
+        follow_index(board, attach(app.store))
+        gateway = RayGateway(model, board, load_tokenizer(app.model))
         # Serve echoes x-request-id itself.
         self._http = create_app(gateway, app.api, echo_request_id=False)
 

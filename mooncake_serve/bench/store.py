@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket as sockets
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from mooncake_serve.bench import store_coded
+from mooncake_serve._store import ClusterIndex
+from mooncake_serve.bench import store_coded, store_peer_fetch
 from mooncake_serve.bench import store_peers as peers
 from mooncake_serve.bench.report import emit, machine, progress, quantile, timed, version
 from mooncake_serve.store import BlockShape, StoreClient, StoreServer, block_keys
@@ -57,9 +59,8 @@ def measure(quick: bool) -> dict[str, Any]:
         "machine": machine(),
         "version": version(),
         "runs": 1,
-        "why": {"nvme_read": NOT_BUILT, "peer_fetch": NOT_BUILT},
+        "why": {"nvme_read": NOT_BUILT},
         "nvme_read": None,
-        "peer_fetch": None,
     }
     copy_sizes = QUICK_SIZES if quick else SIZES
     progress("memcpy and Unix-socket round trip")
@@ -79,6 +80,7 @@ def measure(quick: bool) -> dict[str, Any]:
     with running_store(GIB) as (client, _):
         progress("pressure")
         result["pressure"] = measure_pressure(client, 300 if quick else 600)
+    result["peer_fetch"] = store_peer_fetch.measure(quick, result["why"])
     result["scale"] = measure_scale(50_000 if quick else 1_000_000, 16 if quick else 64)
     return result
 
@@ -288,8 +290,18 @@ def measure_scale(blocks: int, clients: int) -> dict[str, Any]:
         "lease_us_p99": sorted(p99)[2],
         "lease_us_p99_small": sorted(p99_small)[2],
         "index_bytes_per_own_block": stats["index_bytes"] / stats["blocks"],
-        "index_bytes_per_remote_entry": None,
+        "index_bytes_per_remote_entry": remote_entry_bytes(blocks),
     }
+
+
+def remote_entry_bytes(entries: int) -> float:
+    """Memory of the cluster index for each block of another node."""
+    index = ClusterIndex("here")
+    there = index.join("there")
+    empty = index.size_bytes
+    for at in range(0, entries, 8192):
+        index.apply(there, os.urandom(32 * min(8192, entries - at)), 0)
+    return (index.size_bytes - empty) / entries
 
 
 def chain(name: str, blocks: int) -> list[bytes]:

@@ -37,3 +37,9 @@ def bench_footprint(context: typer.Context) -> None:
 def bench_codec(context: typer.Context) -> None:
     """Ratio and rates of the lossless codecs on real KV, beside memcpy and other codecs."""
     _run("codec", context)
+
+
+@app.command("router", context_settings=PASS_ON)
+def bench_router(context: typer.Context) -> None:
+    """A routing decision over a million indexed blocks, and updates of the index."""
+    _run("router", context)

@@ -21,6 +21,7 @@ import torch
 from mooncake_serve.engine.detokenizer import Decode, Detokenizer
 from mooncake_serve.engine.namespace import namespace
 from mooncake_serve.engine.pool import BlockPool
+from mooncake_serve.engine.prefill_curve import PrefillCurve
 from mooncake_serve.engine.protocol import (
     Backend,
     EngineStats,
@@ -172,6 +173,7 @@ class EngineCore:
         )
         backend.allocate_pool(blocks)
         self._pool = BlockPool(blocks)
+        self._curve = PrefillCurve()
         limits = Limits(
             block_tokens=layout.block_tokens,
             max_batch=settings.max_batch,
@@ -230,6 +232,7 @@ class EngineCore:
             return
 
     def _run(self, step: Step) -> None:
+        begun = time.monotonic()
         try:
             logits = self._backend.forward(step.items)
         except (RuntimeError, MemoryError) as err:
@@ -238,6 +241,9 @@ class EngineCore:
                 job = self._jobs[sequence.request.request_id]
                 self._end(job, FailEvent(EngineFailed(f"a forward failed: {err}")))
             return
+        if len(step.items) == 1:
+            item = step.items[0]
+            self._curve.observe(len(item.tokens), item.start, time.monotonic() - begun)
         sequences, completed = self._scheduler.complete(step)
         self._publish(completed)
         jobs = [self._jobs[sequence.request.request_id] for sequence in sequences]
@@ -344,6 +350,8 @@ class EngineCore:
             cached_pool_tokens=counters.cached_pool_tokens,
             cached_store_tokens=counters.cached_store_tokens,
             published_blocks=self._publisher.published if self._publisher else 0,
+            prefill_token_s=self._curve.token_s,
+            prefill_attention_s=self._curve.attention_s,
         )
 
 

@@ -166,6 +166,9 @@ class EngineStats:
     cached_pool_tokens: int
     cached_store_tokens: int
     published_blocks: int
+    prefill_token_s: float = 0.0
+    """Measured cost of prefill (`engine/prefill_curve.py`); 0 before the first."""
+    prefill_attention_s: float = 0.0
 
 
 class Engine(Protocol):

@@ -85,13 +85,25 @@ class Loader:
         views = [self._backend.view_block(block) for block in blocks]
         in_place = [view for view in views if view is not None]
         if len(in_place) == count:
-            return self._store.read_into(keys, in_place, tenant)
+            return self._read_in_place(keys, in_place, tenant)
         staging = memoryview(bytearray(self._backend.layout.block_bytes))
         for index, (key, block) in enumerate(zip(keys, blocks, strict=True)):
             if self._store.read_into([key], [staging], tenant) == 0:
                 return index
             self._backend.write_block(block, staging)
         return count
+
+    def _read_in_place(
+        self, keys: Sequence[bytes], views: Sequence[memoryview], tenant: str
+    ) -> int:
+        """Each read waits for blocks on their way here as long as it may; go on while they come."""
+        read = 0
+        while read < len(keys):
+            more = self._store.read_into(keys[read:], views[read:], tenant)
+            if more == 0:
+                break
+            read += more
+        return read
 
 
 class Publisher:

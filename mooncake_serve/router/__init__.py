@@ -1,23 +1,10 @@
 """Which replica gets a request.
 
-`prefix` says what each node can supply, `planner` decides (pure), `board` holds what one process
-knows of the replicas, `request_router` makes Ray Serve obey.
+`board` holds what one process knows of the replicas and plans with the planner of `policy_rs`;
+`index` keeps the cluster index in shared memory at its hand; `request_router` makes Ray Serve obey.
 """
 
-from mooncake_serve.router.board import Board, Plan, Reservation, process_board
-from mooncake_serve.router.planner import Costs, ReplicaLoad, Score, choose
-from mooncake_serve.router.prefix import NodeIndex, Prefix, PrefixIndex
+from mooncake_serve.router.board import Board, Plan, Reservation, Work, process_board
+from mooncake_serve.router.index import follow_index
 
-__all__ = [
-    "Board",
-    "Costs",
-    "NodeIndex",
-    "Plan",
-    "Prefix",
-    "PrefixIndex",
-    "ReplicaLoad",
-    "Reservation",
-    "Score",
-    "choose",
-    "process_board",
-]
+__all__ = ["Board", "Plan", "Reservation", "Work", "follow_index", "process_board"]

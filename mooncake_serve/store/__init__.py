@@ -11,7 +11,9 @@
 
 from mooncake_serve._store import (
     BlockShape,
+    ClusterView,
     Lease,
+    PeerSettings,
     StoreClient,
     StoreServer,
     block_keys,
@@ -21,9 +23,11 @@ from mooncake_serve.store.node import NodeStore, NodeStoreStats
 
 __all__ = [
     "BlockShape",
+    "ClusterView",
     "Lease",
     "NodeStore",
     "NodeStoreStats",
+    "PeerSettings",
     "StoreClient",
     "StoreServer",
     "block_keys",

@@ -16,12 +16,13 @@ import logging
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncake_serve._store import BlockShape, StoreClient
-from mooncake_serve.errors import StoreError, StoreRefused, StoreTimeout
+from mooncake_serve.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -35,6 +36,8 @@ PUT_TIMEOUT_S = 2.0
 READ_TIMEOUT_MIN_S = 0.25
 READ_BYTES_PER_S_MIN = 0.5e9
 """A read that runs slower than this is given up: recomputing is then the better bet."""
+RATES_KEPT = 16
+"""Reads that the measured rate looks back on."""
 
 _PING_EVERY_S = 1.0
 _PING_TIMEOUT_S = 1.0
@@ -81,6 +84,7 @@ class NodeStore:
         self._epoch: int | None = None
         self._first_missed_ping: float | None = None
         self._failures = 0
+        self._read_rates: deque[float] = deque(maxlen=RATES_KEPT)
         self._last_warning = ""
         self._closed = False
         self._wake = threading.Event()
@@ -102,11 +106,32 @@ class NodeStore:
         """
         sizes = [memoryview(buffer).nbytes for buffer in buffers]
         timeout_s = max(READ_TIMEOUT_MIN_S, sum(sizes) / READ_BYTES_PER_S_MIN)
+        begun = time.monotonic()
         read = self._call(
             lambda client: client.read_into(keys, buffers, tenant, timeout_s=timeout_s)
         )
-        self._count(read_blocks=read or 0, read_bytes=sum(sizes[: read or 0]))
+        read_bytes = sum(sizes[: read or 0])
+        if read_bytes:
+            self._read_rates.append(read_bytes / (time.monotonic() - begun))
+        self._count(read_blocks=read or 0, read_bytes=read_bytes)
         return read or 0
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """What a read from memory runs at: the best of the last ones, some of which had to wait for
+        a disk or another node; 0 before the first."""
+        return max(self._read_rates.copy(), default=0.0)
+
+    def report(self, replica: str, **load: Any) -> None:
+        """Tell the store how busy a replica is (see `StoreClient.report`); lost without one."""
+        self._call(lambda client: client.report(replica, **load))
+
+    def lend(self, use: Callable[[StoreClient], T]) -> T:
+        """Call `use` with the client of this moment. Raises StoreError; the circuit stays as it is."""
+        client = self._client
+        if client is None:
+            raise StoreUnavailable("no store is attached")
+        return use(client)
 
     def put(
         self,
@@ -149,6 +174,11 @@ class NodeStore:
     def healthy(self) -> bool:
         """Whether calls reach a store: the circuit is closed."""
         return self._client is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     @property
     def epoch(self) -> int | None:

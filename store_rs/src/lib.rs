@@ -10,6 +10,7 @@
 //! arena, memory   sealed shared memory; what the machine can give
 //! peer, cluster   links between stores; what all nodes hold, in shared memory
 //! server, client  sessions on threads; blocking calls with deadlines
+//! route           which replica a request goes to, over that index
 //! python          the PyO3 face of all of it
 //! ```
 
@@ -26,5 +27,6 @@ pub mod memory;
 pub mod peer;
 #[cfg(feature = "python")]
 mod python;
+pub mod route;
 pub mod server;
 pub mod wire;

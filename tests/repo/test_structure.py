@@ -17,7 +17,7 @@ LAYERS = [
     {"config", "prometheus", "tracing"},
     {"client", "store", "models", "codec", "policy"},
     {"engine", "archive", "ray_metrics"},
-    {"store_actor", "router"},
+    {"store_actor", "router", "load_report"},
     {"replica"},
     {"api", "dashboard"},
     {"app"},
@@ -33,6 +33,7 @@ RUST_LAYERS = [
     {"alloc", "index", "wire", "block"},
     {"arena", "fdpass"},
     {"peer", "cluster"},
+    {"route"},
     {"server", "client"},
     {"python"},
 ]

@@ -29,7 +29,7 @@ pub use dynamo::Dynamo;
 use ledger::Ledger;
 pub use ledger::Row;
 pub use mooncake::Mooncake;
-pub use planner::Planner;
+pub use planner::{Among, Planner};
 pub use ray_prefix::RayPrefix;
 pub use rng::Rng;
 pub use simple::{LongestPrefix, PowerOfTwo, RoundRobin};
@@ -72,6 +72,8 @@ pub struct View<'a> {
     pub runs: &'a [Runs],
     /// Leading blocks of the prompt that some node of the cluster holds.
     pub cluster_run: u32,
+    /// Wins between replicas that are equal otherwise.
+    pub prefer: Option<usize>,
 }
 
 impl View<'_> {

@@ -14,6 +14,14 @@ pub struct Planner {
     runs: Vec<Runs>,
 }
 
+/// Which replicas a request may go to.
+pub struct Among<'a> {
+    /// Whether this one may take it.
+    pub may: &'a dyn Fn(usize) -> bool,
+    /// Wins between replicas that are equal otherwise.
+    pub prefer: Option<usize>,
+}
+
 impl Planner {
     /// A planner for replicas that have yet to report. `grace_s` covers the way of a request to
     /// its replica: a load row taken sooner after the decision may not show it.
@@ -43,16 +51,45 @@ impl Planner {
         cluster_run: u32,
         now_s: f64,
     ) -> Decision {
+        self.plan_among(
+            request,
+            query,
+            runs,
+            cluster_run,
+            now_s,
+            &Among { may: &|_| true, prefer: None },
+        )
+    }
+
+    /// The same, among some of the replicas.
+    pub fn plan_among(
+        &mut self,
+        request: u64,
+        query: &Query<'_>,
+        runs: &[Runs],
+        cluster_run: u32,
+        now_s: f64,
+        among: &Among<'_>,
+    ) -> Decision {
         self.ledger.loads(now_s, &mut self.loads);
+        for (replica, load) in self.loads.iter_mut().enumerate() {
+            load.accepting &= (among.may)(replica);
+        }
         self.runs.clear();
         self.runs.extend_from_slice(&runs[..runs.len().min(self.loads.len())]);
         self.runs.resize(self.loads.len(), Runs::NONE);
-        let view = View { now_s, loads: &self.loads, runs: &self.runs, cluster_run };
+        let prefer = among.prefer;
+        let view = View { now_s, loads: &self.loads, runs: &self.runs, cluster_run, prefer };
         let decision = self.router.route(query, &view);
         if let Decision::Go(plan) = &decision {
             self.ledger.reserve(request, plan, query.tokens, query.keys.len(), now_s);
         }
         decision
+    }
+
+    /// The loads at `now_s`, reservations included.
+    pub fn loads(&self, now_s: f64, out: &mut Vec<Load>) {
+        self.ledger.loads(now_s, out);
     }
 
     /// Predict with newer measurements from now on.

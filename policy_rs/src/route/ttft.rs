@@ -101,14 +101,17 @@ impl Router for TtftRouter {
         let objective_s = self.slo_s.unwrap_or(f64::INFINITY);
         let ranked = self.plans.iter().enumerate().filter(|(_, plan)| plan.ttft_s() <= objective_s);
         let costs = &self.costs;
-        let priced = ranked.map(|(at, plan)| {
+        let cost = |plan: &Plan| {
             let own = OWN_QUEUE * f64::from(view.loads[plan.replica].waiting);
             let work_s = plan.reuse.total_s() + displaced_s(costs, &plan.reuse);
-            (at, plan.queue_s + (price + own) * work_s)
-        });
-        let Some(chosen) = self.rng.argmin(priced).map(|at| self.plans[at]) else {
+            plan.queue_s + (price + own) * work_s
+        };
+        let Some(least) = self.rng.argmin(ranked.map(|(at, plan)| (at, cost(plan)))) else {
             return Decision::Reject { best_s };
         };
+        let drawn = self.plans[least];
+        let equal = |plan: &&Plan| Some(plan.replica) == view.prefer && cost(plan) == cost(&drawn);
+        let chosen = self.plans.iter().find(equal).copied().unwrap_or(drawn);
         self.flow.observe(view.now_s, chosen.reuse.total_s());
         let local = view.runs[chosen.replica].on_node() as usize;
         let new = query.keys.get(local..).unwrap_or_default();

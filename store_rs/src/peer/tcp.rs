@@ -41,7 +41,7 @@ impl Transport for Tcp {
     fn listen(&self) -> Result<Option<Box<dyn Accepting>>> {
         let Some(listen) = &self.listen else { return Ok(None) };
         let listener = TcpListener::bind(resolve(listen)?).map_err(|error| {
-            Error::config("peer.listen", format!("cannot listen on {listen}: {error}"))
+            Error::config("store.peer.listen", format!("cannot listen on {listen}: {error}"))
         })?;
         Ok(Some(Box::new(Listening { listener, tls: self.tls.clone() })))
     }
@@ -100,8 +100,9 @@ impl Link for TcpStream {
 }
 
 fn resolve(address: &str) -> Result<SocketAddr> {
-    let wrong =
-        |why: String| Error::config("peer.listen", format!("{address:?} is no host:port ({why})"));
+    let wrong = |why: String| {
+        Error::config("store.peer.listen", format!("{address:?} is no host:port ({why})"))
+    };
     let mut found = address.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
     found.next().ok_or_else(|| wrong("the name has no address".to_owned()))
 }
@@ -112,7 +113,9 @@ fn check_listen(listen: &str, proven: bool) -> Result<()> {
         return Ok(());
     }
     Err(Error::config(
-        "peer.listen",
-        format!("{listen} is open to other machines; set peer.token_file or peer.tls first"),
+        "store.peer.listen",
+        format!(
+            "{listen} is open to other machines; set store.peer.token_file or store.peer.tls first"
+        ),
     ))
 }

@@ -38,21 +38,22 @@ impl Tls {
     /// Read and check the files.
     pub(super) fn load(files: &TlsFiles) -> Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let wrong = |error: rustls::Error| Error::config("peer.tls", error.to_string());
+        let wrong = |error: rustls::Error| Error::config("store.peer.tls", error.to_string());
         let mut roots = RootCertStore::empty();
-        for certificate in certificates("peer.tls.ca", &files.ca)? {
+        for certificate in certificates("store.peer.tls.ca", &files.ca)? {
             roots.add(certificate).map_err(wrong)?;
         }
         let roots = Arc::new(roots);
-        let chain = certificates("peer.tls.certificate", &files.certificate)?;
+        let chain = certificates("store.peer.tls.certificate", &files.certificate)?;
         let key = |path| -> Result<PrivateKeyDer<'static>> {
-            PrivateKeyDer::from_pem_slice(&read("peer.tls.key", path)?)
-                .map_err(|error| Error::config("peer.tls.key", format!("no private key: {error}")))
+            PrivateKeyDer::from_pem_slice(&read("store.peer.tls.key", path)?).map_err(|error| {
+                Error::config("store.peer.tls.key", format!("no private key: {error}"))
+            })
         };
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
                 .build()
-                .map_err(|error| Error::config("peer.tls.ca", error.to_string()))?;
+                .map_err(|error| Error::config("store.peer.tls.ca", error.to_string()))?;
         let versions = &[&rustls::version::TLS13];
         let server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions)
@@ -67,7 +68,7 @@ impl Tls {
             .with_client_auth_cert(chain, key(&files.key)?)
             .map_err(wrong)?;
         let name = ServerName::try_from(files.name.clone())
-            .map_err(|error| Error::config("peer.tls.name", error.to_string()))?;
+            .map_err(|error| Error::config("store.peer.tls.name", error.to_string()))?;
         Ok(Self { client: Arc::new(client), server: Arc::new(server), name })
     }
 

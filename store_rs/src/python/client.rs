@@ -36,6 +36,15 @@ impl StoreClient {
         client.ok_or_else(|| Error::unavailable("this client was closed; connect again"))
     }
 
+    /// The cluster index, mapped.
+    pub(super) fn view(
+        &self,
+        py: Python<'_>,
+        timeout_s: f64,
+    ) -> PyResult<crate::cluster::ClusterView> {
+        self.call(py, Some(timeout_s), |client, deadline| client.cluster(deadline))
+    }
+
     /// Make one call without the GIL.
     fn call<T: Send>(
         &self,

@@ -1,10 +1,17 @@
-//! `ClusterView`: the cluster index, read in place.
+//! `ClusterView`, the cluster index read in place, and `ClusterIndex`, one without a store.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict};
 
 use super::arguments;
-use crate::cluster::{ClusterView as View, NodeRow, Runs};
+use super::errors::raise;
+use crate::cluster::{Cluster, ClusterView as View, Load, NodeRow, Runs};
+use crate::error::{Error, Result};
+use crate::index::{Entry, Tier};
+use crate::key::KEY_BYTES;
 
 /// The cluster index of this node's store.
 #[pyclass(module = "mooncake_serve._store", frozen)]
@@ -70,5 +77,73 @@ impl ClusterView {
             replicas.set_item(row.load.name, entry)?;
         }
         Ok(replicas)
+    }
+}
+
+/// An index that no store feeds: for benchmarks and tests of routing.
+#[pyclass(module = "mooncake_serve._store", frozen)]
+pub(super) struct ClusterIndex(Mutex<Cluster>);
+
+impl ClusterIndex {
+    fn cluster(&self) -> MutexGuard<'_, Cluster> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Map it.
+    pub(super) fn open(&self) -> Result<View> {
+        let cluster = self.cluster();
+        let (fd, bytes) = cluster.fd();
+        let fd = fd.try_clone_to_owned().map_err(|error| Error::io("keep an fd", error))?;
+        View::open(fd, bytes)
+    }
+}
+
+#[pymethods]
+impl ClusterIndex {
+    #[new]
+    #[pyo3(signature = (node, *, bytes_max=268_435_456))]
+    fn new(py: Python<'_>, node: &str, bytes_max: u64) -> PyResult<Self> {
+        let cluster = Cluster::new(node, bytes_max).map_err(|error| raise(py, &error))?;
+        Ok(Self(Mutex::new(cluster)))
+    }
+
+    /// Memory it takes.
+    #[getter]
+    fn size_bytes(&self) -> u64 {
+        self.cluster().fd().1
+    }
+
+    fn join(&self, py: Python<'_>, node: &str) -> PyResult<u16> {
+        self.cluster().join(node).map_err(|error| raise(py, &error))
+    }
+
+    fn leave(&self, node: u16) {
+        self.cluster().leave(node);
+    }
+
+    /// `keys` are 32 bytes each, one after the other; `tier` 0 is memory, 1 disk, 255 gone.
+    fn apply(&self, py: Python<'_>, node: u16, keys: &[u8], tier: u8) -> PyResult<()> {
+        let wrong = || PyValueError::new_err("keys have 32 bytes each, tiers are 0, 1 or 255");
+        let tier = Tier::from_u8(tier).ok_or_else(wrong)?;
+        let (keys, rest) = keys.as_chunks::<KEY_BYTES>();
+        if !rest.is_empty() {
+            return Err(wrong());
+        }
+        let applied = py.detach(|| {
+            let entries: Vec<_> = keys.iter().map(|key| Entry::new(key, tier)).collect();
+            self.cluster().apply(node, &entries, 0)
+        });
+        applied.map_err(|error| raise(py, &error))
+    }
+
+    fn report(&self, node: u16, replica: String, prefill_tokens: u32, token_s: f32, at_s: f64) {
+        let prefill = [0.0, token_s, 0.0];
+        let (name, accepting) = (replica, true);
+        let load = Load { name, prefill_tokens, prefill, accepting, ..Load::default() };
+        self.cluster().report(node, load, (at_s * 1e6) as u64);
+    }
+
+    fn view(&self, py: Python<'_>) -> PyResult<ClusterView> {
+        self.open().map(ClusterView).map_err(|error| raise(py, &error))
     }
 }

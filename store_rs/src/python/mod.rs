@@ -11,6 +11,7 @@ mod errors;
 mod keys;
 mod lease;
 mod peer;
+mod route;
 mod server;
 mod shape;
 
@@ -20,9 +21,12 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _store(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<client::StoreClient>()?;
+    module.add_class::<cluster::ClusterIndex>()?;
     module.add_class::<cluster::ClusterView>()?;
     module.add_class::<lease::Lease>()?;
     module.add_class::<peer::PeerSettings>()?;
+    module.add_class::<route::Route>()?;
+    module.add_class::<route::RoutePlanner>()?;
     module.add_class::<server::StoreServer>()?;
     module.add_class::<shape::BlockShape>()?;
     module.add_function(wrap_pyfunction!(keys::block_keys, module)?)?;

@@ -118,7 +118,10 @@ impl Peers {
     /// These are the peers from now on, by address; others are let go.
     pub(crate) fn set(self: &Arc<Self>, shared: &Arc<Shared>, addresses: &[String]) -> Result<()> {
         if self.settings.listen.is_none() {
-            return Err(Error::config("peer.listen", "a store without it has no peers; set it"));
+            return Err(Error::config(
+                "store.peer.listen",
+                "a store without it has no peers; set it",
+            ));
         }
         if addresses.len() > PEERS_MAX {
             return Err(Error::refused(format!("at most {PEERS_MAX} peers")));

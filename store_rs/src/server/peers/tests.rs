@@ -200,7 +200,7 @@ fn another_token_is_refused() {
 fn open_addresses_need_a_token() {
     let open = PeerSettings { listen: Some("0.0.0.0:0".into()), token: None, ..settings("a") };
     let error = node_over(open, None).err().expect("refused");
-    assert!(error.to_string().starts_with("peer.listen: 0.0.0.0:0 is open"), "{error}");
+    assert!(error.to_string().starts_with("store.peer.listen: 0.0.0.0:0 is open"), "{error}");
 }
 
 #[test]
