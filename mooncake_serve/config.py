@@ -115,6 +115,8 @@ class ReplicaConfig(Section):
     """How many model replicas, and what each asks of Ray."""
 
     count: int = Field(default=2, ge=1, le=4096)
+    max_per_node: int | None = Field(default=None, ge=1, le=100)
+    """Most replicas on one Ray node; None leaves it to Ray."""
     num_cpus: float = Field(default=0.5, ge=0)
     num_gpus: float = Field(default=0, ge=0)
     max_ongoing_requests: int = Field(default=64, ge=1)

@@ -53,6 +53,7 @@ def _model_deployment(config: AppConfig) -> Any:
     return serve.deployment(
         name="model",
         num_replicas=replicas.count,
+        max_replicas_per_node=replicas.max_per_node,
         max_ongoing_requests=replicas.max_ongoing_requests,
         request_router_config=RequestRouterConfig(request_router_class=router),
         ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},

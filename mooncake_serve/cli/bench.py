@@ -43,3 +43,9 @@ def bench_codec(context: typer.Context) -> None:
 def bench_router(context: typer.Context) -> None:
     """A routing decision over a million indexed blocks, and updates of the index."""
     _run("router", context)
+
+
+@app.command("cluster", context_settings=PASS_ON)
+def bench_cluster(context: typer.Context) -> None:
+    """Two nodes, four replicas: our router and stores beside Serve's default."""
+    _run("cluster", context)

@@ -127,7 +127,7 @@ class NodeStore:
         self._call(lambda client: client.report(replica, **load))
 
     def lend(self, use: Callable[[StoreClient], T]) -> T:
-        """Call `use` with the client of this moment. Raises StoreError; the circuit stays as it is."""
+        """Call `use` with the client of this moment. Raises StoreError, opens no circuit."""
         client = self._client
         if client is None:
             raise StoreUnavailable("no store is attached")

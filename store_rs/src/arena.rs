@@ -84,14 +84,19 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Reserve, touch and seal `len` bytes.
+    /// Reserve, touch and seal `len` bytes for blocks.
     pub fn create(len: usize) -> Result<Self> {
-        let fd = reserve("mooncake-arena", len, "dram_bytes")?;
+        Self::create_as("mooncake-arena", "dram_bytes", len)
+    }
+
+    /// The same under another name, for what the setting `field` bounds.
+    pub(crate) fn create_as(name: &str, field: &'static str, len: usize) -> Result<Self> {
+        let fd = reserve(name, len, field)?;
         let map = Mapping::new(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
         for offset in (0..len).step_by(PREFAULT_STEP) {
             let step = PREFAULT_STEP.min(len - offset);
             map.advise(offset, step, Advice::LinuxPopulateWrite)
-                .map_err(|error| out_of_memory("dram_bytes", len, error.message()))?;
+                .map_err(|error| out_of_memory(field, len, error.message()))?;
         }
         seal(&fd, ARENA_SEALS)?;
         Ok(Self { fd, map })

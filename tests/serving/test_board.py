@@ -85,7 +85,7 @@ def test_the_shorter_queue_wins() -> None:
 
 def test_the_node_that_holds_the_prefix_wins(store: StoreClient) -> None:
     to = board(nodes={"a": NODE, "b": OTHER})
-    to.planner.set_view(store)
+    to.planner.set_view(store, timeout_s=20.0)
     for _ in range(5):
         reservation = reserve(to, 1000, chain(3))
         plan = reservation.plan
@@ -97,7 +97,7 @@ def test_the_node_that_holds_the_prefix_wins(store: StoreClient) -> None:
 
 def test_a_queue_outweighs_a_match_and_blocks_come_from_the_other_node(store: StoreClient) -> None:
     to = board(limit=100_000, nodes={"a": NODE, "b": OTHER})
-    to.planner.set_view(store)
+    to.planner.set_view(store, timeout_s=20.0)
     reserve(to, 50_000, only="a")
     plan = reserve(to, 1000, chain(3)).plan
     assert (plan.replica, plan.tokens["peer"]) == ("b", 768)
@@ -105,7 +105,7 @@ def test_a_queue_outweighs_a_match_and_blocks_come_from_the_other_node(store: St
 
 def test_what_a_replica_says_counts(store: StoreClient) -> None:
     to = board("a", "b")
-    to.planner.set_view(store)
+    to.planner.set_view(store, timeout_s=20.0)
     store.report("a", prefill_tokens=5000, prefill=(0.0, 2e-3, 0.0))
     store.ping()  # Answered in order: the report has arrived.
     plan = reserve(to, 100).plan
@@ -115,7 +115,7 @@ def test_what_a_replica_says_counts(store: StoreClient) -> None:
 
 def test_only_what_must_be_computed_is_reserved(store: StoreClient) -> None:
     to = board("a")
-    to.planner.set_view(store)
+    to.planner.set_view(store, timeout_s=20.0)
     reservation = reserve(to, 1000, chain(3))
     assert to.loads() == {"a": Work(232, 1)}
     reservation.first_token()
@@ -196,7 +196,7 @@ def test_replicas_come_and_go() -> None:
 
 def test_predictions_are_held_against_what_was_found(store: StoreClient) -> None:
     to = board("a")
-    to.planner.set_view(store)
+    to.planner.set_view(store, timeout_s=20.0)
     for cached in (768, 512):
         usage = Usage(prompt_tokens=1000, completion_tokens=1, cached_tokens=cached)
         reserve(to, 1000, chain(3)).end(usage)

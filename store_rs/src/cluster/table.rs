@@ -190,7 +190,7 @@ impl Table {
 
 fn allocate(slots: usize) -> Result<(Arena, Region)> {
     let bytes = bytes_of(slots);
-    let arena = Arena::create(bytes)?;
+    let arena = Arena::create_as("mooncake-cluster", "store.peer.index", bytes)?;
     // SAFETY: a fresh mapping of that size, page aligned and zeroed; the table keeps the arena as
     // long as the region.
     let region = unsafe { Region::create(arena.at(0, bytes), slots) };
