@@ -94,10 +94,6 @@ class StoreActor:
         every_interface = host in {"0.0.0.0", "[::]"}
         return f"{ray.util.get_node_ip_address() if every_interface else host}:{port}"
 
-    def stats(self) -> dict[str, Any]:
-        """Counters of the store."""
-        return self._server.stats()
-
     def pid(self) -> int:
         """Process of the store."""
         return self._server.pid

@@ -31,6 +31,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from mooncake_serve.bench.cluster_workloads import FULL, QUICK, TINY, WORKLOADS, Job, Sizes
+from mooncake_serve.bench.default_router import DefaultRouter
 from mooncake_serve.bench.http_stream import Answer, ask
 from mooncake_serve.bench.report import emit, machine, progress, quantile, version
 
@@ -214,9 +215,11 @@ def deployed(args: dict[str, Any], arm: str) -> Iterator[None]:
     settings = config.model_dump(mode="json")
     model = product._model_deployment(config)
     if arm != "ours":
-        name = "mooncake_serve.bench.default_router.DefaultRouter"
-        router: Any = RequestRouterConfig(request_router_class=name)
-        model = model.options(request_router_config=router)
+        # Ray's pydantic model hides its constructor's types.
+        router: Any = DefaultRouter
+        model = model.options(
+            request_router_config=RequestRouterConfig(request_router_class=router)
+        )
     application = product._ingress_deployment().bind(settings, model.bind(settings))
     serve.run(application, name=APP, route_prefix="/")
     try:

@@ -46,9 +46,10 @@ def multi_turn(sizes: Sizes, seed: int) -> list[Job]:
     history: dict[int, list[int]] = {thread: [] for thread in range(sizes.threads)}
     jobs = []
     for turn in range(sizes.rounds):
-        for thread, told in history.items():
-            told += _tokens(drawn, sizes.turn_tokens if turn else sizes.first_turn_tokens)
-            jobs.append(Job(thread, list(told)))
+        for thread in range(sizes.threads):
+            length = sizes.turn_tokens if turn else sizes.first_turn_tokens
+            history[thread] += _tokens(drawn, length)
+            jobs.append(Job(thread, list(history[thread])))
     return jobs
 
 
