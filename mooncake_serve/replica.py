@@ -27,9 +27,9 @@ from mooncake_serve.engine.protocol import (
     SamplingParams,
 )
 from mooncake_serve.errors import EngineFailed, RequestError
+from mooncake_serve.load_report import LoadReporter
 from mooncake_serve.metrics import Sample, engine_samples, store_client_samples
 from mooncake_serve.ray_metrics import RaySink, Reporter
-from mooncake_serve.load_report import LoadReporter
 from mooncake_serve.store_actor import attach
 
 WARM_UP_TOKENS = 256

@@ -11,9 +11,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-VOCABULARY = range(1000, 30_000)
-"""Ordinary tokens of the embedded model."""
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -33,11 +30,13 @@ class Sizes:
     first_turn_tokens: int
     turn_tokens: int
     question_tokens: int
+    vocabulary: range = range(1000, 30_000)
+    """Ordinary tokens of the embedded model."""
 
 
 FULL = Sizes(4, 5, 2304, 1200, 560, 48)
 QUICK = Sizes(2, 3, 1100, 800, 300, 32)
-TINY = Sizes(4, 4, 700, 400, 160, 16)
+TINY = Sizes(4, 4, 700, 400, 160, 16, range(10, 300))
 
 
 def multi_turn(sizes: Sizes, seed: int) -> list[Job]:
@@ -48,7 +47,7 @@ def multi_turn(sizes: Sizes, seed: int) -> list[Job]:
     for turn in range(sizes.rounds):
         for thread in range(sizes.threads):
             length = sizes.turn_tokens if turn else sizes.first_turn_tokens
-            history[thread] += _tokens(drawn, length)
+            history[thread] += _tokens(drawn, length, sizes)
             jobs.append(Job(thread, list(history[thread])))
     return jobs
 
@@ -56,9 +55,9 @@ def multi_turn(sizes: Sizes, seed: int) -> list[Job]:
 def shared_document(sizes: Sizes, seed: int) -> list[Job]:
     """Question by question, each document once per round."""
     drawn = random.Random(f"documents {seed}")
-    documents = [_tokens(drawn, sizes.document_tokens) for _ in range(sizes.threads)]
+    documents = [_tokens(drawn, sizes.document_tokens, sizes) for _ in range(sizes.threads)]
     return [
-        Job(thread, document + _tokens(drawn, sizes.question_tokens))
+        Job(thread, document + _tokens(drawn, sizes.question_tokens, sizes))
         for _ in range(sizes.rounds)
         for thread, document in enumerate(documents)
     ]
@@ -67,5 +66,5 @@ def shared_document(sizes: Sizes, seed: int) -> list[Job]:
 WORKLOADS = {"multi_turn": multi_turn, "shared_document": shared_document}
 
 
-def _tokens(drawn: random.Random, count: int) -> list[int]:
-    return drawn.choices(VOCABULARY, k=count)
+def _tokens(drawn: random.Random, count: int, sizes: Sizes) -> list[int]:
+    return drawn.choices(sizes.vocabulary, k=count)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +32,8 @@ def board(*names: str, limit: int = 10_000, nodes: Mapping[str, str] | None = No
     return made
 
 
-def reserve(to: Board, length: int, keys: list[bytes] | None = None, **among: str) -> Reservation:
-    reservation = to.reserve(length, keys or [], **among)
+def reserve(to: Board, length: int, keys: Sequence[bytes] = (), **among: Any) -> Reservation:
+    reservation = to.reserve(length, keys, **among)
     assert reservation is not None
     return reservation
 
@@ -47,7 +48,7 @@ def store(tmp_path: Path) -> Iterator[StoreClient]:
         StoreClient.connect(socket, timeout_s=20.0) as client,
     ):
         keys = chain(3)
-        blocks = [np.full(SHAPE_BYTES, 7, np.uint8) for _ in keys]
+        blocks = [np.full(SHAPE_BYTES, 7, np.uint8).data for _ in keys]
         assert client.put(keys, [None, *keys[:-1]], blocks, SHAPE) == ["stored"] * 3
         view = client.cluster()
         patience = time.monotonic() + 20
@@ -68,7 +69,7 @@ def test_a_burst_spreads() -> None:
 
 
 def test_ties_are_random_unless_one_is_preferred() -> None:
-    def first(seed: int, **among: str) -> str:
+    def first(seed: int, **among: Any) -> str:
         to = Board(seed=seed)
         to.set_replicas({"a": NODE, "b": NODE})
         return reserve(to, 10, **among).plan.replica

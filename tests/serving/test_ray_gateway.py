@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -12,6 +12,7 @@ from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorUnavailableError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
+from mooncake_serve._store import ClusterIndex
 from mooncake_serve.api import ray_gateway
 from mooncake_serve.api.ray_gateway import RayAnswer, RayGateway
 from mooncake_serve.engine.protocol import (
@@ -24,17 +25,25 @@ from mooncake_serve.engine.protocol import (
     Usage,
 )
 from mooncake_serve.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
-from mooncake_serve.router import Board, Prefix, ReplicaLoad
+from mooncake_serve.router import Board, Work
+from mooncake_serve.store import block_keys
 
 BLOCK = 16
-MODEL = {"name": "m", "namespace": "ns", "block_tokens": BLOCK, "max_context": 512, "exact": True}
+MODEL = {
+    "name": "m",
+    "namespace": "ns",
+    "block_tokens": BLOCK,
+    "token_bytes": 100,
+    "max_context": 512,
+    "exact": True,
+}
 TOKEN = TokenEvent(1, "a")
 END = FinishEvent("length", Usage(prompt_tokens=40, completion_tokens=1, cached_tokens=0))
 GONE = ActorUnavailableError("gone", b"\0" * 16)
 RESET = AioRpcError(grpc.StatusCode.CANCELLED, Metadata(), Metadata())
 
 Step = list[Event] | Exception
-IDLE = {"a": ReplicaLoad(), "b": ReplicaLoad()}
+IDLE = {"a": Work(), "b": Work()}
 
 
 class Stream:
@@ -94,21 +103,6 @@ class Handle:
         return [replica for replica, _ in self.streams]
 
 
-class Index:
-    """Holds the first blocks of every prompt on one node."""
-
-    def __init__(self, blocks: int = 0) -> None:
-        self._blocks = blocks
-        self.asked: list[int] = []
-
-    def match(
-        self, keys: Sequence[bytes], block_tokens: int, tenant: str
-    ) -> Mapping[str, Sequence[Prefix]]:
-        assert tenant == "t"
-        self.asked.append(len(keys))
-        return {"node": [Prefix(min(self._blocks, len(keys)) * block_tokens)]}
-
-
 def request(length: int = 40) -> GenerationRequest:
     return GenerationRequest("r", tuple(range(length)), SamplingParams(max_tokens=1), tenant="t")
 
@@ -125,10 +119,10 @@ def _short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_gateway, "REPLICA_WAIT_S", 0.05)
 
 
-def gateway(handle: Handle, board: Board, index: Index | None = None) -> RayGateway:
+def gateway(handle: Handle, board: Board) -> RayGateway:
     codec: Any = None
     either: Any = handle
-    return RayGateway(either, board, codec, index or Index())
+    return RayGateway(either, board, codec)
 
 
 async def batches(answer: RayAnswer) -> list[list[Event]]:
@@ -141,10 +135,12 @@ def failure(batch: list[Event]) -> Exception:
 
 
 async def test_an_answer_and_its_route(board: Board) -> None:
-    index = Index(blocks=1)
+    index = ClusterIndex("node")
+    index.apply(0, block_keys("ns", b"", range(BLOCK), BLOCK)[0], 0)
+    board.planner.set_view(index)
     handle = Handle(a=[[TOKEN], [END]], b=[[TOKEN], [END]])
-    answer = await gateway(handle, board, index).start(request(), 10, 1)
-    assert board.loads() == {"a": ReplicaLoad(), "b": ReplicaLoad(40 - BLOCK, 1)}
+    answer = await gateway(handle, board).start(request(), 10, 1)
+    assert board.loads() == {"a": Work(), "b": Work(40 - BLOCK, 1)}
     assert await batches(answer) == [[TOKEN], [END]]
     assert handle.tried == ["b"]
     assert answer.route["replica"] == "b"
@@ -154,10 +150,9 @@ async def test_an_answer_and_its_route(board: Board) -> None:
 
 
 @pytest.mark.parametrize(("length", "blocks"), [(1, 0), (BLOCK, 0), (BLOCK + 1, 1), (40, 2)])
-async def test_the_tail_is_never_asked_for(board: Board, length: int, blocks: int) -> None:
-    index = Index()
-    await gateway(Handle(), board, index).start(request(length), 10, None)
-    assert index.asked == ([blocks] if blocks else [])
+def test_the_tail_is_never_asked_for(length: int, blocks: int) -> None:
+    keys = ray_gateway._keys(request(length), MODEL)
+    assert keys == block_keys("ns", b"", range(BLOCK * blocks), BLOCK)
 
 
 @pytest.mark.parametrize("error", [GONE, RESET])
