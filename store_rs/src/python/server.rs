@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::errors::raise;
-use super::shape::{CODECS, DTYPES};
 use super::peer::PeerSettings;
+use super::shape::{CODECS, DTYPES};
 use crate::error::Error;
 use crate::index::Usage;
 use crate::server::{CodecChoice, Options, Server};
