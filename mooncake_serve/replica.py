@@ -29,6 +29,8 @@ from mooncake_serve.engine.protocol import (
 from mooncake_serve.errors import EngineFailed, RequestError
 from mooncake_serve.load_report import LoadReporter
 from mooncake_serve.metrics import Sample, engine_samples, store_client_samples
+from mooncake_serve.models import load_tokenizer
+from mooncake_serve.parity import check_parity, parity_card
 from mooncake_serve.ray_metrics import RaySink, Reporter
 from mooncake_serve.store_actor import attach
 
@@ -119,6 +121,8 @@ class ModelReplica:
         self._engine = build_engine(app, self._store)
         self._id = serve.get_replica_context().replica_id.unique_id
         self._reporter = Reporter(RaySink({"replica": self._id}), self._samples)
+        if self._store is not None:
+            check_parity(app, parity_card(self._engine.info, load_tokenizer(app.model)))
         warm_up(self._engine)
         self._loads = LoadReporter(self._id, self._engine, self._store) if self._store else None
 

@@ -55,6 +55,7 @@ class StoreActor:
 
     def __init__(self, socket: str, settings: dict[str, Any]) -> None:
         self._settings = settings
+        self._cards: dict[str, dict[str, str]] = {}
         _normal_priority()
         parsed = StoreSettings.model_validate(settings)
         node_id = ray.get_runtime_context().get_node_id()
@@ -93,6 +94,10 @@ class StoreActor:
         host, port = address.rsplit(":", 1)
         every_interface = host in {"0.0.0.0", "[::]"}
         return f"{ray.util.get_node_ip_address() if every_interface else host}:{port}"
+
+    def first_card(self, configuration: str, card: dict[str, str]) -> dict[str, str]:
+        """The first card shown for a configuration; see `parity`."""
+        return self._cards.setdefault(configuration, card)
 
     def pid(self) -> int:
         """Process of the store."""
@@ -149,16 +154,19 @@ def peer_settings(peer: PeerConfig, node_id: str) -> PeerSettings:
     )
 
 
-def _peer_addresses(own_node: str, known: dict[str, str]) -> dict[str, str]:
-    """Addresses by actor name of all other stores; those of `known` are not asked again."""
+def store_names() -> set[str]:
+    """Names of the actors of all stores of this version's wire, on every node."""
     # Typed as Any: with all_namespaces=True these are mappings, Ray's stubs say strings.
     actors: list[Any] = list_named_actors(all_namespaces=True)
     prefix, suffix = actor_name("*").split("*")
     names = {actor["name"] for actor in actors if actor["namespace"] == NAMESPACE}
+    return {name for name in names if name.startswith(prefix) and name.endswith(suffix)}
+
+
+def _peer_addresses(own_node: str, known: dict[str, str]) -> dict[str, str]:
+    """Addresses by actor name of all other stores; those of `known` are not asked again."""
     found = {}
-    for name in names - {actor_name(own_node)}:
-        if not (name.startswith(prefix) and name.endswith(suffix)):
-            continue
+    for name in store_names() - {actor_name(own_node)}:
         address = known.get(name)
         if address is None:
             try:

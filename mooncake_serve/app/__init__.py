@@ -48,12 +48,13 @@ def _one_machine() -> bool:
 
 def _model_deployment(config: AppConfig) -> Any:
     replicas = config.replicas
-    # Ray's pydantic model hides its constructor's types.
+    # Ray's own annotations hide what these arguments may be.
     router: Any = PlannedRouter
+    per_node: Any = replicas.max_per_node
     return serve.deployment(
         name="model",
         num_replicas=replicas.count,
-        max_replicas_per_node=replicas.max_per_node,
+        max_replicas_per_node=per_node,
         max_ongoing_requests=replicas.max_ongoing_requests,
         request_router_config=RequestRouterConfig(request_router_class=router),
         ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},

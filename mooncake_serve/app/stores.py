@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util import list_named_actors
 
 from mooncake_serve.config import StoreSettings
 from mooncake_serve.errors import StoreUnavailable
-from mooncake_serve.store_actor import NAMESPACE, actor_name, start_store
+from mooncake_serve.store_actor import NAMESPACE, actor_name, start_store, store_names
 
 HANDOVER_TIMEOUT_S = 60.0
 HANDOVER_POLL_S = 0.5
@@ -41,14 +39,7 @@ def connect() -> None:
 def nodes() -> list[str]:
     """Ray ids of the nodes that have a store of this version's wire."""
     prefix, suffix = actor_name("*").split("*")
-    # Typed as Any: with all_namespaces=True these are mappings, Ray's stubs say strings.
-    actors: list[Any] = list_named_actors(all_namespaces=True)
-    names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
-    return [
-        name.removeprefix(prefix).removesuffix(suffix)
-        for name in names
-        if name.startswith(prefix) and name.endswith(suffix)
-    ]
+    return [name.removeprefix(prefix).removesuffix(suffix) for name in store_names()]
 
 
 def stop() -> list[str]:

@@ -18,6 +18,7 @@ LAYERS = [
     {"client", "store", "models", "codec", "policy"},
     {"engine", "archive", "ray_metrics"},
     {"store_actor", "router", "load_report"},
+    {"parity"},
     {"replica"},
     {"api", "dashboard"},
     {"app"},
@@ -26,7 +27,16 @@ LAYERS = [
 ]
 """From the bottom up: a module imports its own layer's siblings never, lower layers freely."""
 
-IMPORTS_RAY = {"ray_metrics", "store_actor", "router", "replica", "api", "app", "bench"}
+IMPORTS_RAY = {
+    "ray_metrics",
+    "store_actor",
+    "parity",
+    "router",
+    "replica",
+    "api",
+    "app",
+    "bench",
+}
 FILE_LINES_MAX = 500
 RUST_LAYERS = [
     {"error", "key", "memory"},
