@@ -16,6 +16,7 @@ import os
 import queue
 import socket
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -63,7 +64,7 @@ def measure(model: str, sizes: Sizes, block_tokens: int | None, seed: int) -> di
     """The object that `--json` prints."""
     workloads = {name: make(sizes, seed) for name, make in WORKLOADS.items()}
     runs: dict[tuple[str, int | None], Arm] = {}
-    with tempfile.TemporaryDirectory(prefix="mk-") as folder, ray_cluster(Path(folder)) as url:
+    with tempfile.TemporaryDirectory(prefix="mk-") as folder, ray_cluster(Path(folder)) as (url, _):
         for link in (None, 1):
             for arm in ARMS:
                 if link is not None and arm == "no_store":
@@ -181,8 +182,8 @@ def arguments(
 
 
 @contextlib.contextmanager
-def ray_cluster(folder: Path) -> Iterator[str]:
-    """Two raylets and Serve on the first; the URL applications answer on."""
+def ray_cluster(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Two raylets and Serve on the first; the URL applications answer on, and Ray's `Cluster`."""
     # Unlike `ray.init`, this brings up several nodes on one machine.
     cluster_class: Any = import_module("ray.cluster_utils").Cluster
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
@@ -198,7 +199,7 @@ def ray_cluster(folder: Path) -> Iterator[str]:
             port = probe.getsockname()[1]
         (folder / "sockets").mkdir(mode=0o700)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", cluster
     finally:
         serve.shutdown()
         ray.shutdown()
@@ -220,7 +221,10 @@ def deployed(args: dict[str, Any], arm: str) -> Iterator[None]:
         model = model.options(
             request_router_config=RequestRouterConfig(request_router_class=router)
         )
-    application = product._ingress_deployment().bind(settings, model.bind(settings))
+    # On the first node, like the proxy, so that the others can come and go.
+    options = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+    ingress = product._ingress_deployment().options(ray_actor_options=options)
+    application = ingress.bind(settings, model.bind(settings))
     serve.run(application, name=APP, route_prefix="/")
     try:
         if config.store.enabled:
@@ -247,3 +251,7 @@ def wait_for_peers() -> None:
         if time.monotonic() > patience:
             raise RuntimeError("the stores of the nodes did not meet")
         time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
