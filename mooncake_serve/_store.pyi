@@ -113,7 +113,7 @@ class PeerSettings:
         tls_ca: str | PathLike[str] | None = None,
         tls_certificate: str | PathLike[str] | None = None,
         tls_key: str | PathLike[str] | None = None,
-        tls_name: str = "mooncake-store",
+        tls_name: str = "mooncake-peer",
         max_bytes_per_s: int | None = None,
         index_bytes: int | None = None,
     ) -> Self: ...

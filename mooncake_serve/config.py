@@ -73,7 +73,7 @@ class PeerTls(Section):
     """The authority that signs every store's certificate."""
     certificate: str
     key: str
-    name: str = "mooncake-store"
+    name: str = "mooncake-peer"
     """The name that every store's certificate carries."""
 
 

@@ -161,7 +161,7 @@ def raw_stream(total: int) -> float:
 def certificates(folder: Path, why: dict[str, str]) -> dict[str, str]:
     """An authority and one certificate that both stores use; empty without openssl."""
     subject = "/CN=mooncake-bench"
-    alt = "subjectAltName=DNS:mooncake-store"
+    alt = "subjectAltName=DNS:mooncake-peer"
     ca, key, request, own = (folder / name for name in ("ca.pem", "key.pem", "csr", "own.pem"))
     extensions = folder / "extensions"
     extensions.write_text(alt)

@@ -112,7 +112,7 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::{Limits, Lru, Reserve};
+    use crate::index::{Kind, Limits, Lru, Reserve, Stored};
 
     fn put(index: &mut Index, key: u8, parent: Option<u8>) {
         let parent = parent.map(|parent| [parent; 32]);
@@ -120,7 +120,7 @@ mod tests {
         else {
             panic!("no room")
         };
-        index.publish(extent, 100, 90);
+        index.publish(extent, Stored { len: 100, kind: Kind::default() });
     }
 
     fn index() -> Index {

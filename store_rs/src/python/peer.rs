@@ -15,7 +15,7 @@ impl PeerSettings {
     #[new]
     #[pyo3(signature = (
         *, node, listen=None, token=None, tls_ca=None, tls_certificate=None, tls_key=None,
-        tls_name="mooncake-store", max_bytes_per_s=None, index_bytes=None
+        tls_name="mooncake-peer", max_bytes_per_s=None, index_bytes=None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(

@@ -249,13 +249,13 @@ fn certify(dir: &std::path::Path, name: &str, ca: &str) -> TlsFiles {
     let key = KeyPair::from_pem(&std::fs::read_to_string(&ca_key).expect("reads")).expect("a key");
     let issuer = Issuer::new(params, key);
     let own = KeyPair::generate().expect("a key");
-    let leaf = CertificateParams::new(vec!["mooncake-store".to_owned()]).expect("params");
+    let leaf = CertificateParams::new(vec!["mooncake-peer".to_owned()]).expect("params");
     let leaf = leaf.signed_by(&own, &issuer).expect("signs");
     TlsFiles {
         ca: ca_file,
         certificate: file(format!("{name}.pem"), &leaf.pem()),
         key: file(format!("{name}.key"), &own.serialize_pem()),
-        name: "mooncake-store".into(),
+        name: "mooncake-peer".into(),
     }
 }
 
