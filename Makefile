@@ -16,7 +16,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-gpu fault check docs bench figures build format lint rust-test manifests clean
+.PHONY: help demo serve test test-slow test-gpu fault loom check docs bench figures build format lint rust-test manifests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -38,6 +38,10 @@ test-gpu: build model ## engine and exactness tests on a CUDA device
 
 fault: build ## processes killed and stopped at the worst moments
 	@$(BIN)/python -m pytest tests/store/test_faults.py tests/e2e/test_faults.py $(EXTRA)
+
+loom: ## every interleaving of the cluster index's lock-free protocols
+	@RUSTFLAGS="--cfg loom" cargo test -q --release --manifest-path store_rs/loom/Cargo.toml \
+	  --target-dir target/loom
 
 check: lint rust-test test docs ## all that CI runs
 

@@ -56,7 +56,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
     sizes = TINY if options.tiny else QUICK if options.quick else FULL
-    emit(measure(options.model, sizes, options.block_tokens, options.seed))
+    # Ray prints what its processes say.
+    with contextlib.redirect_stdout(sys.stderr):
+        result = measure(options.model, sizes, options.block_tokens, options.seed)
+    emit(result)
     return 0
 
 

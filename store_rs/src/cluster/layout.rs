@@ -11,9 +11,6 @@
 //! All words are atomics, so that a reference to them is sound whoever writes. The file's size is
 //! sealed, and checked against the number of slots before a row is touched.
 
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicU64, Ordering};
-#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::slot::{Row, Slot};
@@ -154,7 +151,6 @@ impl Meaning {
     }
 }
 
-#[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<Row<NODE_WORDS>>() == 128 && size_of::<Row<REPLICA_WORDS>>() == 64);
     assert!(size_of::<Slot>() == SLOT_BYTES && size_of::<Header>() <= NODES_AT);
