@@ -1,8 +1,8 @@
 //! The container of a coded block.
 //!
 //! Little endian. A header of 64 bytes, a table of 24 bytes per plane, padding to 64, then planes,
-//! each starting at a multiple of 64 when coded. Raw planes follow each other without gaps, so the
-//! payload of a raw container *is* the block. The header carries a checksum of itself and of the
+//! each starting at a multiple of 64 when coded. Raw planes follow without a gap, so the payload of a
+//! raw container *is* the block. The header carries a checksum of itself and of the
 //! table; each plane one of its raw bytes. Every field is checked against the input's own length
 //! before it is used.
 

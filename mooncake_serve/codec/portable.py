@@ -48,16 +48,14 @@ def write(block: Buffer, shape: Shape) -> bytes:
         raise ValueError(f"the buffer has {raw.nbytes} bytes, the block needs {shape.nbytes}")
     out = bytearray(_header_nbytes(shape.planes))
     table = []
-    follows_raw = True
     for plane in raw.reshape(shape.planes, -1):
         coded = _code(plane, shape)
         keep = coded is not None and _pays(len(coded), plane.nbytes)
-        if keep or not follows_raw:
+        if keep:
             out += bytes(-len(out) % ALIGN)
         payload = coded if coded is not None and keep else plane.tobytes()
         table.append((len(out), len(payload), ZSTD if keep else NONE, checksum(plane.data)))
         out += payload
-        follows_raw = not keep
     head = len(table)
     out[: FIXED.size] = FIXED.pack(MAGIC, VERSION, DTYPES.index(shape.dtype), *shape[1:], 0)
     for index in range(head):

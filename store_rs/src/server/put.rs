@@ -177,7 +177,9 @@ impl Reservation<'_> {
         let target = unsafe { std::slice::from_raw_parts_mut(target, self.len) };
         // SAFETY: the source range was checked.
         let Some(stored) = (unsafe { layout.write(encoder, source, target) }) else {
-            return Ok(None);
+            let whole = self.len >= layout.container_bytes();
+            let failed = || Error::refused("a block cannot be coded");
+            return if whole { Err(failed()) } else { Ok(None) };
         };
         let mut index = self.shared.index()?;
         index.publish(self.extent, stored);
