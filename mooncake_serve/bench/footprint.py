@@ -38,7 +38,8 @@ from mooncake_serve.store import NodeStore, StoreClient, tenant_salt
 MIB, GIB = 1 << 20, 1 << 30
 INGEST, INDEX = 128 * MIB, 2 * MIB
 WAIT_S = 600.0
-QUICK = Size(documents=2, sessions=3, turns=2, document_tokens=512)
+QUICK = Size(documents=2, sessions=3, turns=2, document_tokens=512, answer_tokens=4)
+WARM_UP = Size(documents=1, sessions=1, turns=2, document_tokens=512, answer_tokens=4)
 ZERO_HIT_TOKENS = 1024
 
 
@@ -158,7 +159,7 @@ class Measurement:
             progress("loading the model")
             engine = stack.enter_context(self._engine(self._store))
             largest = self._most_bytes(engine)
-            self._pass(engine, "warm-up", "C", 2 * GIB, Workload(QUICK, self._tokenizer, 0))
+            self._pass(engine, "warm-up", "C", GIB // 2, Workload(WARM_UP, self._tokenizer, 0))
             free = {name: self._arm(engine, "no eviction", name, largest) for name in ARMS}
             cap = free["A"].store["logical_bytes"] // 2
             capped = {name: self._arm(engine, "at the cap", name, cap) for name in ARMS}
@@ -263,7 +264,7 @@ class Measurement:
             engine.flush(WAIT_S)
 
         with self._attached(GIB, {"codec": "fast"}):
-            for turn in range(5 if self._options.quick else 25):
+            for turn in range(3 if self._options.quick else 25):
                 pair = [("on", on), ("off", off)]
                 for name, engine in pair if turn % 2 else reversed(pair):
                     measure(name, engine)
