@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from mooncake_serve.errors import ConfigError
 
@@ -133,6 +141,26 @@ class ApiConfig(Section):
     """Requests that would wait longer than this for their first token get 429 at once."""
     tenant_secret: str | None = Field(default=None, repr=False)
     """Cluster secret from which tenant salts derive."""
+    keys_file: str | None = None
+    """API keys, hashed (`mooncake-serve keys`); None lets everybody in."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Of one tenant; None sets no limit. A key may have another."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Requests of one tenant at once; None sets no limit. A key may have another."""
+    state_dir: str | None = "~/.local/state/mooncake_serve"
+    """Where files and batches are kept, one folder for each application; None offers neither."""
+    max_file: Size = ByteSize(200 * MIB)
+    batch_concurrency: int = Field(default=16, ge=1, le=1024)
+    """Requests of batches that run at once."""
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the operators' routes; None has none."""
+
+    @model_validator(mode="after")
+    def _keys_need_a_secret(self) -> ApiConfig:
+        if self.keys_file is not None and self.tenant_secret is None:
+            raise ValueError("keys_file needs tenant_secret, which keeps tenants' KV apart")
+        return self
 
 
 class AppConfig(Section):

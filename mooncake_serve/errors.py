@@ -18,9 +18,11 @@ MooncakeError                     retry: may the same call succeed later?
 │   ├── NotFound                  404: model or route
 │   ├── PayloadTooLarge           413
 │   ├── Overloaded                429: with Retry-After
+│   │   └── RateLimited           429: this tenant's own limit
 │   ├── Unavailable               503: no replica can take it now
 │   ├── DeadlineExceeded          504
 │   └── EngineFailed              500: the replica could not finish it
+├── BatchError                    a batch of jobs cannot start: a file, a job or an option is wrong
 └── APIError                      the SDK's view of a failed call
     ├── APIConnectionError        the server could not be reached
     ├── APITimeoutError           no answer in time
@@ -176,6 +178,14 @@ class Overloaded(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class RateLimited(Overloaded):
+    """One tenant asks for more than it may."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.code = "rate_limit_exceeded"
+
+
 class Unavailable(RequestError):
     """No replica can take the request now."""
 
@@ -196,6 +206,10 @@ class EngineFailed(RequestError):
     """The replica could not finish the request."""
 
     retry = True
+
+
+class BatchError(MooncakeError):
+    """A batch of jobs cannot start: names the file, the line or the option."""
 
 
 class APIError(MooncakeError):
@@ -237,4 +251,6 @@ class APIStatusError(APIError):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.response: Any = None
+        """The HTTP response, where the error is not an event of a stream."""
         self.retry = status in (429, 503)

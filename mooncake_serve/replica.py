@@ -73,7 +73,10 @@ async def stream_events(engine: Engine, request: GenerationRequest) -> AsyncGene
     buffer = EventBuffer(asyncio.get_running_loop())
     ended = False
     try:
-        engine.submit(request, buffer.put)
+        if request.sampling.grammar is None:
+            engine.submit(request, buffer.put)
+        else:  # Compiling a grammar takes longer than the loop may stall.
+            await asyncio.to_thread(engine.submit, request, buffer.put)
     except RequestError as err:
         yield [FailEvent(err)]
         return
@@ -135,6 +138,7 @@ class ModelReplica:
             "block_tokens": info.layout.block_tokens,
             "token_bytes": info.layout.block_bytes // info.layout.block_tokens,
             "max_context": info.max_context,
+            "vocab_size": info.vocab_size,
             "exact": info.exact,
             "backend": info.backend,
             "device": info.device,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,18 +18,38 @@ class ModelCard:
 
     name: str
     max_context: int
+    vocab_size: int
     exact: bool
     created: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What a request says of where it should go."""
+
+    pin: int | None = None
+    """The replica, by its index: for tests and demonstrations."""
+    session: str | None = None
+    """Among equally good replicas, the one that last answered this session."""
+    beside: str | None = None
+    """The replica of another choice of the same prompt, so that the prompt is computed once."""
 
 
 class Codec(Protocol):
     """Text to token ids, as the model wants it. Slow: call it off the event loop."""
 
+    @property
+    def chat_template(self) -> str:
+        """The template's source, or nothing."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a raw prompt."""
         ...
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn."""
         ...
 
@@ -50,6 +70,10 @@ class Answer(Protocol):
         """Batches of events; the last ends in a FinishEvent or FailEvent. Closing it cancels."""
         ...
 
+    def abandon(self) -> None:
+        """Give up a request whose events were never asked for."""
+        ...
+
 
 class Gateway(Protocol):
     """Plans requests and runs them."""
@@ -62,8 +86,6 @@ class Gateway(Protocol):
         """The model's tokenizer."""
         ...
 
-    async def start(
-        self, request: GenerationRequest, timeout_s: float, replica: int | None
-    ) -> Answer:
+    async def start(self, request: GenerationRequest, timeout_s: float, hints: Hints) -> Answer:
         """Plan and send a request. Raises Overloaded, Unavailable or InvalidRequest."""
         ...

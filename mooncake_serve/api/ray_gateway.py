@@ -24,7 +24,8 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle
 
-from mooncake_serve.api.gateway import Codec, ModelCard
+from mooncake_serve.api.gateway import Codec, Hints, ModelCard
+from mooncake_serve.api.sessions import Sessions
 from mooncake_serve.engine.protocol import Event, FailEvent, FinishEvent, GenerationRequest
 from mooncake_serve.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
 from mooncake_serve.router import Board, Reservation
@@ -57,6 +58,7 @@ class RayGateway:
         self._codec = codec
         self._model: dict[str, Any] | None = None
         self._created = int(time.time())
+        self._sessions = Sessions()
 
     async def card(self) -> ModelCard:
         """The model. Raises Unavailable while no replica runs."""
@@ -66,6 +68,7 @@ class RayGateway:
         return ModelCard(
             name=model["name"],
             max_context=model["max_context"],
+            vocab_size=model["vocab_size"],
             exact=model["exact"],
             created=self._created,
         )
@@ -74,13 +77,14 @@ class RayGateway:
         """The model's tokenizer."""
         return self._codec
 
-    async def start(
-        self, request: GenerationRequest, timeout_s: float, replica: int | None
-    ) -> RayAnswer:
+    async def start(self, request: GenerationRequest, timeout_s: float, hints: Hints) -> RayAnswer:
         """Plan a request. It is sent when its events are asked for."""
         model = await self._known_model()
         keys = await asyncio.to_thread(_keys, request, model)
-        reservation = await self.reserve(request, keys, only=self._pinned(replica))
+        only = self._pinned(hints.pin) or self._running(hints.beside)
+        last = self._sessions.last(request.tenant, hints.session)
+        reservation = await self.reserve(request, keys, only=only, prefer=last)
+        self._sessions.answered(request.tenant, hints.session, reservation.plan.replica)
         return RayAnswer(self, request, timeout_s, keys, reservation)
 
     def send(self, request: GenerationRequest, timeout_s: float, replica: str) -> Any:
@@ -93,13 +97,14 @@ class RayGateway:
         keys: Sequence[bytes],
         *,
         only: str | None = None,
+        prefer: str | None = None,
         avoid: Collection[str] = (),
     ) -> Reservation:
         """Plan and reserve, waiting a little for a replica to appear."""
         deadline = time.monotonic() + REPLICA_WAIT_S
         length = len(request.token_ids)
         while True:
-            reservation = self._board.reserve(length, keys, only=only, avoid=avoid)
+            reservation = self._board.reserve(length, keys, only=only, prefer=prefer, avoid=avoid)
             if reservation is not None:
                 return reservation
             if time.monotonic() > deadline:
@@ -117,6 +122,9 @@ class RayGateway:
             self._model = model = dict(described)
             self._board.set_model(model["block_tokens"], model["token_bytes"])
         return model
+
+    def _running(self, replica: str | None) -> str | None:
+        return replica if replica in self._board.replicas() else None
 
     def _pinned(self, index: int | None) -> str | None:
         if index is None:
@@ -167,6 +175,10 @@ class RayAnswer:
             "matched_tokens": plan.matched_tokens,
             "matched_by_tier": dict(plan.tokens),
         }
+
+    def abandon(self) -> None:
+        """Give up a request whose events were never asked for."""
+        self._reservation.end()
 
     async def events(self) -> AsyncGenerator[list[Event]]:
         """Batches of events. Closing the iterator cancels the request."""

@@ -1,84 +1,100 @@
 """The OpenAI-compatible application over a `Gateway`.
 
 Every request has one deadline, `api.request_timeout_s`, from its first byte to its last token. A
-request runs only while its client listens: leaving cancels it down to the engine. Nothing slow runs
-on the event loop. The first events are awaited before the status line is sent, so that an error
-before the first token has a status of its own; later ones become an SSE `error` event.
+request runs only while its client listens: leaving cancels it down to the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 
 import mooncake_serve
-from mooncake_serve.api import envelope
-from mooncake_serve.api.gateway import Answer, Gateway, ModelCard
+from mooncake_serve.api import envelope, openapi
+from mooncake_serve.api.batches import Batches
+from mooncake_serve.api.gateway import Gateway, ModelCard
+from mooncake_serve.api.generate import Asked, Generator, Running
 from mooncake_serve.api.middleware import Frame, read_body, unless_disconnected
-from mooncake_serve.api.prepare import Prepared, check_model, prepare
-from mooncake_serve.api.schemas import ChatBody, CompletionBody
-from mooncake_serve.api.shapes import ChatShape, Shape, TextShape
-from mooncake_serve.api.stream import EventStream, collect, first_batch, until
-from mooncake_serve.api.tenancy import Tenant, tenant_of
+from mooncake_serve.api.observe import Observer
+from mooncake_serve.api.prepare import check_model, parse, tokenize
+from mooncake_serve.api.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from mooncake_serve.api.stream import until
+from mooncake_serve.api.tenancy import Door, Doorkeeper
 from mooncake_serve.config import ApiConfig
-from mooncake_serve.engine.protocol import GenerationRequest
 from mooncake_serve.errors import InvalidRequest
+from mooncake_serve.prometheus import CONTENT_TYPE
 
-PREPARE_THREADS = 2
 PIN, EXPLAIN, ROUTE = "x-mooncake-replica", "x-mooncake-explain", "x-mooncake-route"
+SESSION, SESSION_CHARS_MAX = "x-session-id", 256
 
+M = TypeVar("M", bound=BaseModel)
 B = TypeVar("B", ChatBody, CompletionBody)
 
 
-def create_app(gateway: Gateway, settings: ApiConfig, *, echo_request_id: bool = True) -> FastAPI:
+def create_app(
+    gateway: Gateway,
+    settings: ApiConfig,
+    *,
+    observer: Observer | None = None,
+    keeper: Doorkeeper | None = None,
+    generator: Generator | None = None,
+    batches: Batches | None = None,
+    echo_request_id: bool = True,
+) -> FastAPI:
     """The application; `gateway` is used from its event loop only.
 
-    `echo_request_id=False` leaves the response's `x-request-id` to a server that sets it itself.
+    `observer` and `keeper` may be shared with an admin application, `generator` with a runner of
+    batches; without `batches` there are no such routes. `echo_request_id=False` leaves the
+    response's `x-request-id` to a server that sets it itself. Raises ConfigError.
     """
     app = FastAPI(title="mooncake_serve", version=mooncake_serve.__version__)
-    front = _Front(gateway, settings)
-    app.add_api_route("/health", front.health, methods=["GET"])
-    app.add_api_route("/version", front.version, methods=["GET"])
-    app.add_api_route("/v1/models", front.models, methods=["GET"])
-    app.add_api_route("/v1/models/{name:path}", front.model, methods=["GET"])
-    app.add_api_route(
-        "/v1/chat/completions",
-        front.chat,
-        methods=["POST"],
-        response_model=None,
-        openapi_extra=_body_schema(ChatBody),
-    )
-    app.add_api_route(
-        "/v1/completions",
-        front.complete,
-        methods=["POST"],
-        response_model=None,
-        openapi_extra=_body_schema(CompletionBody),
-    )
-    envelope.install(app)
+    observer = observer or Observer()
+    keeper = keeper or Doorkeeper(settings)
+    front = _Front(gateway, settings, observer, generator or Generator(gateway, observer))
+    gets = {
+        "/health": front.health,
+        "/version": front.version,
+        "/v1/models": front.models,
+        "/v1/models/{name:path}": front.model,
+    }
+    if keeper.ring is None:  # With keys, what all tenants do is for operators: the admin port.
+        gets["/metrics"] = front.metrics
+    for path, get in gets.items():
+        app.add_api_route(path, get, methods=["GET"], response_model=None)
+    posts = {
+        "/v1/chat/completions": (front.chat, ChatBody),
+        "/v1/completions": (front.complete, CompletionBody),
+        "/tokenize": (front.tokenize, TokenizeBody),
+        "/detokenize": (front.detokenize, DetokenizeBody),
+    }
+    for path, (post, body) in posts.items():
+        app.add_api_route(
+            path, post, methods=["POST"], response_model=None, openapi_extra=openapi.takes(body)
+        )
+    if batches is not None:
+        batches.add_routes(app)
+    openapi.install(app)
+    envelope.install(app, observer)
+    app.add_middleware(Door, keeper=keeper)
     app.add_middleware(Frame, echo_request_id=echo_request_id)
     return app
-
-
-def _body_schema(kind: type[ChatBody | CompletionBody]) -> dict[str, Any]:
-    schema = kind.model_json_schema()
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
 
 class _Front:
     """The routes."""
 
-    def __init__(self, gateway: Gateway, settings: ApiConfig) -> None:
+    def __init__(
+        self, gateway: Gateway, settings: ApiConfig, observer: Observer, generator: Generator
+    ) -> None:
         self._gateway = gateway
         self._settings = settings
-        self._pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
+        self._observer = observer
+        self._generator = generator
 
     async def health(self) -> dict[str, str]:
         """200 while a replica can answer, else 503."""
@@ -88,6 +104,10 @@ class _Front:
     async def version(self) -> dict[str, str]:
         """The version of this server."""
         return {"version": mooncake_serve.__version__}
+
+    async def metrics(self) -> Response:
+        """What this ingress has seen, for Prometheus."""
+        return Response(self._observer.scrape.render(), media_type=CONTENT_TYPE)
 
     async def models(self) -> dict[str, Any]:
         """The one model served here."""
@@ -107,50 +127,48 @@ class _Front:
         """`POST /v1/completions`."""
         return await self._answer(request, CompletionBody)
 
+    async def tokenize(self, request: Request) -> dict[str, Any]:
+        """`POST /tokenize`: the token ids a completion would have."""
+        body, card = await self._small(request, TokenizeBody)
+        tokens = await self._generator.in_thread(tokenize, body, await self._gateway.codec())
+        return {"count": len(tokens), "max_model_len": card.max_context, "tokens": tokens}
+
+    async def detokenize(self, request: Request) -> dict[str, Any]:
+        """`POST /detokenize`: the text of token ids."""
+        body, card = await self._small(request, DetokenizeBody)
+        if any(token >= card.vocab_size for token in body.tokens):
+            raise InvalidRequest(
+                f"tokens: ids must be between 0 and {card.vocab_size - 1}", param="tokens"
+            )
+        codec = await self._gateway.codec()
+        return {"prompt": await self._generator.in_thread(codec.decode, body.tokens)}
+
+    async def _small(self, request: Request, kind: type[M]) -> tuple[M, ModelCard]:
+        raw = await until(self._deadline(), read_body(request, self._settings.max_body))
+        body: Any = await self._generator.in_thread(parse, raw, kind)
+        card = await self._gateway.card()
+        if body.model is not None:
+            check_model(body.model, card)
+        return body, card
+
     async def _answer(self, request: Request, kind: type[B]) -> Response:
-        deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_s
-        tenant = tenant_of(request, self._settings.tenant_secret)
+        deadline = self._deadline()
         raw = await until(deadline, read_body(request, self._settings.max_body))
-        work = until(deadline, self._respond(request, kind, raw, tenant, deadline))
+        asked = Asked(request.state.tenant, deadline, _pin(request), _session(request))
+        work = until(deadline, self._respond(request, kind, raw, asked))
         return await unless_disconnected(request.receive, work)
 
-    async def _respond(
-        self, request: Request, kind: type[B], raw: bytes, tenant: Tenant, deadline: float
-    ) -> Response:
-        card, codec = await asyncio.gather(self._gateway.card(), self._gateway.codec())
-        loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._pool, prepare, raw, kind, card, codec)
-        # Not the client's x-request-id, which may come twice.
-        request_id = uuid.uuid4().hex
-        answer = await self._gateway.start(
-            _generation(request_id, prepared, tenant), deadline - loop.time(), _pin(request)
-        )
-        body = prepared.body
-        shape: Shape
-        if isinstance(body, ChatBody):
-            shape = ChatShape(card.name, codec, request_id, stream=body.stream)
+    async def _respond(self, request: Request, kind: type[B], raw: bytes, asked: Asked) -> Response:
+        running = await self._generator.start(raw, kind, asked)
+        if running.prepared.body.stream:
+            response = await self._generator.stream(running, asked.deadline)
         else:
-            shape = TextShape(card.name, codec, request_id)
-        events = answer.events()
-        if body.stream:
-            first = await first_batch(events)
-            stream = EventStream(shape, first, events, deadline, usage=body.include_usage)
-            stream.headers.update(_route_headers(request, answer))
-            return stream
-        async with aclosing(events):
-            tokens, finish = await collect(events)
-        whole = await loop.run_in_executor(self._pool, shape.whole, tokens, finish)
-        return JSONResponse(whole, headers=_route_headers(request, answer))
+            response = JSONResponse(await self._generator.whole(running))
+        response.headers.update(_route_headers(request, running))
+        return response
 
-
-def _generation(request_id: str, prepared: Prepared[Any], tenant: Tenant) -> GenerationRequest:
-    return GenerationRequest(
-        request_id=request_id,
-        token_ids=prepared.token_ids,
-        sampling=prepared.sampling,
-        tenant=tenant.name,
-        tenant_salt=tenant.salt,
-    )
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._settings.request_timeout_s
 
 
 def _model_json(card: ModelCard) -> dict[str, Any]:
@@ -174,7 +192,16 @@ def _pin(request: Request) -> int | None:
     return int(value)
 
 
-def _route_headers(request: Request, answer: Answer) -> dict[str, str]:
+def _session(request: Request) -> str | None:
+    value = request.headers.get(SESSION)
+    if value is not None and not 0 < len(value) <= SESSION_CHARS_MAX:
+        raise InvalidRequest(
+            f"{SESSION} must have 1 to {SESSION_CHARS_MAX} characters", param=SESSION
+        )
+    return value
+
+
+def _route_headers(request: Request, running: Running) -> dict[str, str]:
     if request.headers.get(EXPLAIN) != "1":
         return {}
-    return {ROUTE: json.dumps(answer.route, separators=(",", ":"))}
+    return {ROUTE: json.dumps(running.route, separators=(",", ":"))}

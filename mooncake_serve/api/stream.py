@@ -1,6 +1,6 @@
 """Consuming a running request: as one answer, or as server-sent events.
 
-The engine's request ends when its event generator is closed, so both ways close it whatever
+The engine's requests end when their event generators are closed, so both ways close them whatever
 happens: the last token, an error, the deadline, a client that left.
 """
 
@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
+from contextvars import Context
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mooncake_serve.api.gateway import Answer
 from mooncake_serve.api.middleware import ClientGone, unless_disconnected
-from mooncake_serve.api.shapes import DONE, Shape, sse
-from mooncake_serve.engine.protocol import Event, FailEvent, FinishEvent, TokenEvent
+from mooncake_serve.api.observe import Observation
+from mooncake_serve.api.shapes import DONE, Choice, Shape, sse, total_usage
+from mooncake_serve.engine.protocol import Event, FailEvent, FinishEvent, TokenEvent, Usage
 from mooncake_serve.errors import DeadlineExceeded, EngineFailed, RequestError
 
 T = TypeVar("T")
+Batch = tuple[int, list[Event]]
+"""The index of a choice, and events of it."""
 
 log = logging.getLogger(__name__)
 
@@ -38,29 +43,80 @@ async def until(deadline: float, work: Coroutine[Any, Any, T]) -> T:
         ) from err
 
 
-async def first_batch(events: AsyncGenerator[list[Event]]) -> list[Event]:
+async def merge(answers: Sequence[Answer]) -> AsyncGenerator[Batch]:
+    """Batches of all choices as they come. Closing it ends every choice."""
+    if len(answers) == 1:
+        async with aclosing(answers[0].events()) as only:
+            async for events in only:
+                yield 0, events
+        return
+    ready: asyncio.Queue[Batch | Exception] = asyncio.Queue(maxsize=2 * len(answers))
+    # A context of its own for each: Serve 2.60 names handle calls after the HTTP request in the
+    # context, takes a second call of the same name for a retry of the first, and never sends it.
+    pumps = [
+        asyncio.get_running_loop().create_task(
+            _pump(index, answer.events(), ready), context=Context()
+        )
+        for index, answer in enumerate(answers)
+    ]
+    try:
+        running = len(answers)
+        while running:
+            got = await ready.get()
+            if isinstance(got, Exception):
+                raise got
+            running -= isinstance(got[1][-1], FinishEvent | FailEvent)
+            yield got
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        for answer in answers:  # One whose pump never ran was never asked for its events.
+            answer.abandon()
+
+
+async def _pump(
+    index: int, source: AsyncGenerator[list[Event]], ready: asyncio.Queue[Batch | Exception]
+) -> None:
+    ended = False
+    try:
+        async with aclosing(source):
+            async for events in source:
+                await ready.put((index, events))
+                ended = isinstance(events[-1], FinishEvent | FailEvent)
+        if not ended:
+            await ready.put(_cut_short())
+    except Exception as err:  # noqa: BLE001 - raised where the batches are read
+        await ready.put(err)
+
+
+async def first_batch(batches: AsyncGenerator[Batch]) -> Batch:
     """The first events. Raises what a FailEvent carries, having closed the generator."""
     try:
-        batch = await anext(events)
-        if isinstance(batch[0], FailEvent):
-            _finished(batch[0])
+        batch = await anext(batches)
+        if isinstance(batch[1][0], FailEvent):
+            _finished(batch[1][0])
         return batch
     except BaseException:
-        await events.aclose()
+        await batches.aclose()
         raise
 
 
 async def collect(
-    events: AsyncGenerator[list[Event]],
-) -> tuple[list[TokenEvent], FinishEvent]:
-    """All tokens and the end. Raises what a FailEvent carries."""
-    tokens: list[TokenEvent] = []
-    async for batch in events:
-        for event in batch:
+    batches: AsyncGenerator[Batch], choices: int, observed: Observation
+) -> list[Choice]:
+    """All tokens and the ends. Raises what a FailEvent carries."""
+    tokens: list[list[TokenEvent]] = [[] for _ in range(choices)]
+    ends: dict[int, FinishEvent] = {}
+    async for index, events in batches:
+        observed.events(events)
+        for event in events:
             if isinstance(event, TokenEvent):
-                tokens.append(event)
+                tokens[index].append(event)
             else:
-                return tokens, _finished(event)
+                ends[index] = _finished(event)
+        if len(ends) == choices:
+            return [Choice(each, ends[index]) for index, each in enumerate(tokens)]
     raise _cut_short()
 
 
@@ -86,25 +142,33 @@ class EventStream(Response):
     def __init__(
         self,
         shape: Shape,
-        first: list[Event],
-        events: AsyncGenerator[list[Event]],
+        first: Batch,
+        batches: AsyncGenerator[Batch],
         deadline: float,
+        observed: Observation,
         *,
+        prompts: int,
+        choices_per_prompt: int,
         usage: bool,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._shape = shape
         self._first = first
-        self._events = events
+        self._batches = batches
         self._deadline = deadline
+        self._observed = observed
+        self._choices = prompts * choices_per_prompt
+        self._choices_per_prompt = choices_per_prompt
         self._usage = usage
+        self._usages: dict[int, Usage] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream, unless the client leaves."""
         try:
-            async with aclosing(self._events):
-                await unless_disconnected(receive, self._send(send))
+            with self._observed:
+                async with aclosing(self._batches):
+                    await unless_disconnected(receive, self._send(send))
         except ClientGone:
             log.info("the client left during the stream")
 
@@ -113,43 +177,52 @@ class EventStream(Response):
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
         opening = b"".join(sse(chunk) for chunk in self._shape.opening())
-        batch, ended = self._first, False
+        (index, events), ended = self._first, False
         while not ended:
-            data, ended = self._render(batch)
+            self._observed.events(events)
+            data, ended = self._render(index, events)
             await _body(send, opening + data)
             opening = b""
             if not ended:
-                batch = await self._next()
+                index, events = await self._next()
         await _body(send, b"", more=False)
 
-    async def _next(self) -> list[Event]:
+    async def _next(self) -> Batch:
         """The next batch; whatever goes wrong from here on is an event of the stream."""
         try:
-            return await until(self._deadline, anext(self._events, [FailEvent(_cut_short())]))
+            ended: Batch = (0, [FailEvent(_cut_short())])
+            return await until(self._deadline, anext(self._batches, ended))
         except RequestError as err:
-            return [FailEvent(err)]
+            return 0, [FailEvent(err)]
         except Exception as err:
             log.exception("a stream failed")
-            return [FailEvent(EngineFailed(f"the stream broke: {type(err).__name__}"))]
+            return 0, [FailEvent(EngineFailed(f"the stream broke: {type(err).__name__}"))]
 
-    def _render(self, batch: list[Event]) -> tuple[bytes, bool]:
+    def _render(self, index: int, events: list[Event]) -> tuple[bytes, bool]:
         parts: list[bytes] = []
-        for event in batch:
+        for event in events:
             if isinstance(event, TokenEvent):
                 if event.text or event.logprob is not None:
-                    parts.append(sse(self._shape.token(event)))
+                    parts.append(self._shape.token(index, event))
                 continue
             try:
                 finish = _finished(event)
             except RequestError as err:
+                self._observed.failed(err)
                 parts.append(sse(err.envelope()))
                 return b"".join(parts), True
-            parts.append(sse(self._shape.closing(finish)))
-            if self._usage:
-                parts.append(sse(self._shape.usage(finish.usage)))
-            parts.append(DONE)
-            return b"".join(parts), True
+            parts += map(sse, self._shape.closing(index, finish))
+            self._usages[index] = finish.usage
+            if len(self._usages) == self._choices:
+                parts.append(self._end())
+                return b"".join(parts), True
         return b"".join(parts), False
+
+    def _end(self) -> bytes:
+        if not self._usage:
+            return DONE
+        usages = [self._usages[index] for index in range(self._choices)]
+        return sse(self._shape.usage(total_usage(usages, self._choices_per_prompt))) + DONE
 
 
 async def _body(send: Send, data: bytes, *, more: bool = True) -> None:

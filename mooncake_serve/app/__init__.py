@@ -36,8 +36,13 @@ def build(args: dict[str, Any]) -> serve.Application:
     except MooncakeError as err:
         end_serve_run(err)
         raise
+    return assemble(config, ModelReplica)
+
+
+def assemble(config: AppConfig, replica: type) -> serve.Application:
+    """Ingress and replicas of a checked configuration; `replica` has ModelReplica's methods."""
     settings = config.model_dump(mode="json")
-    model = _model_deployment(config).bind(settings)
+    model = _model_deployment(config, replica).bind(settings)
     return _ingress_deployment().bind(settings, model)
 
 
@@ -46,7 +51,7 @@ def _one_machine() -> bool:
     return not ray.is_initialized() or sum(node["Alive"] for node in ray.nodes()) == 1
 
 
-def _model_deployment(config: AppConfig) -> Any:
+def _model_deployment(config: AppConfig, replica: type = ModelReplica) -> Any:
     replicas = config.replicas
     # Ray's own annotations hide what these arguments may be.
     router: Any = PlannedRouter
@@ -60,7 +65,7 @@ def _model_deployment(config: AppConfig) -> Any:
         ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-    )(ModelReplica)
+    )(replica)
 
 
 def _ingress_deployment() -> Any:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from mooncake_serve.api import create_app
+from mooncake_serve.api import admin, create_app
+from mooncake_serve.api.batches import Batches
+from mooncake_serve.api.generate import Generator
+from mooncake_serve.api.observe import Observer
 from mooncake_serve.api.ray_gateway import RayGateway
+from mooncake_serve.api.tenancy import Doorkeeper
 from mooncake_serve.config import load_app_config
 from mooncake_serve.models import load_tokenizer
+from mooncake_serve.ray_metrics import RaySink
 from mooncake_serve.router import follow_index, process_board
 from mooncake_serve.store_actor import attach
 
@@ -22,13 +29,38 @@ class Ingress:
 
     def __init__(self, config: dict[str, Any], model: DeploymentHandle) -> None:
         app = load_app_config(config)
-        board = process_board(serve.get_replica_context().app_name)
-        board.limit(app.api.max_queued_tokens, app.api.ttft_slo_s)
-        follow_index(board, attach(app.store))
-        gateway = RayGateway(model, board, load_tokenizer(app.model))
+        self._api = app.api
+        self._board = process_board(serve.get_replica_context().app_name)
+        self._board.limit(app.api.max_queued_tokens, app.api.ttft_slo_s)
+        follow_index(self._board, attach(app.store))
+        gateway = RayGateway(model, self._board, load_tokenizer(app.model))
+        self._observer, self._keeper = Observer(RaySink()), Doorkeeper(app.api)
+        generator = Generator(gateway, self._observer)
+        self._batches = None
+        if app.api.state_dir is not None:
+            folder = Path(app.api.state_dir).expanduser() / serve.get_replica_context().app_name
+            self._batches = Batches(folder, generator, self._keeper, app.api)
         # Serve echoes x-request-id itself.
-        self._http = create_app(gateway, app.api, echo_request_id=False)
+        self._http = create_app(
+            gateway,
+            app.api,
+            observer=self._observer,
+            keeper=self._keeper,
+            generator=generator,
+            batches=self._batches,
+            echo_request_id=False,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve asks for the application once the constructor is done."""
+        if self._api.admin_port is not None:
+            operators = admin.create_admin_app(self._observer, self._keeper, self._replicas)
+            listening = admin.serve(operators, self._api.admin_host, self._api.admin_port)
+            self._tasks.add(asyncio.ensure_future(listening))
+        if self._batches is not None:
+            self._tasks.add(asyncio.ensure_future(self._batches.run()))
         return self._http
+
+    async def _replicas(self) -> dict[str, Any]:
+        return {name: load._asdict() for name, load in self._board.loads().items()}

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from mooncake_serve.cli import bench, chat, doctor, serve, store
+from mooncake_serve.cli import batch, bench, chat, doctor, keys, serve, status, store
 from mooncake_serve.errors import MooncakeError
 
 app = typer.Typer(
@@ -22,9 +22,14 @@ app = typer.Typer(
     epilog="Example: mooncake-serve check deployments/app.yaml",
 )
 app.add_typer(store.app, name="store")
+app.add_typer(batch.app, name="batch")
 app.add_typer(bench.app, name="bench")
+app.add_typer(keys.app, name="keys")
 app.command("doctor")(doctor.doctor)
-app.command("chat")(chat.chat)
+app.command("chat", epilog="Example: mooncake-serve chat 'Name a colour.'")(chat.chat)
+app.command("status", epilog="Example: mooncake-serve status --url http://127.0.0.1:8000")(
+    status.status
+)
 app.command("serve", epilog="Example: mooncake-serve serve deployments/app.yaml")(serve.serve)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 import httpx
@@ -11,7 +12,10 @@ import tenacity
 from httpx_sse import EventSource
 
 from mooncake_serve.client import _core
-from mooncake_serve.client.types import Chunk, Completion
+from mooncake_serve.client.batch import BatchReport, Job
+from mooncake_serve.client.batch.report import OnProgress
+from mooncake_serve.client.batch.run import CONCURRENCY, PATIENCE_S, run_jobs
+from mooncake_serve.client.types import Chunk, Completion, Tokens
 
 
 class AsyncStream:
@@ -90,6 +94,40 @@ class AsyncClient:
         """Names of the models the server offers."""
         call = _core.Call("GET", "/v1/models")
         return _core.models_from(await self._retry(self._send, call))
+
+    async def tokenize(
+        self, text: str | Sequence[_core.Message], *, model: str | None = None
+    ) -> Tokens:
+        """Token ids of a text, or of a conversation."""
+        call = _core.tokenize_call(text, model or self._model)
+        return _core.tokens_from(await self._retry(self._send, call))
+
+    async def batch(
+        self,
+        jobs: Sequence[Job],
+        *,
+        output: str | Path | None = None,
+        concurrency: int = CONCURRENCY,
+        patience_s: float = PATIENCE_S,
+        retry_failed: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> BatchReport:
+        """Run many jobs, those that share a long beginning after one of them has computed it."""
+        return await run_jobs(
+            jobs,
+            self._send,
+            self._default_model,
+            output=Path(output) if output is not None else None,
+            concurrency=concurrency,
+            patience_s=patience_s,
+            retry_failed=retry_failed,
+            on_progress=on_progress,
+        )
+
+    async def metrics(self) -> str | None:
+        """The server's metrics in Prometheus' text; None where only operators see them."""
+        response = await self._http.get("/metrics")
+        return response.text if response.is_success else None
 
     async def health(self) -> bool:
         """True when the server is up and can answer."""

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import tenacity
 
-from mooncake_serve.client.types import Chunk, Completion, TokenLogprob, TokenUsage
+from mooncake_serve.client.types import Chunk, Completion, TokenLogprob, Tokens, TokenUsage
 from mooncake_serve.errors import APIConnectionError, APIError, APIStatusError, APITimeoutError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -103,6 +103,27 @@ def _generation(
     if replica is not None:
         headers["x-mooncake-replica"] = str(replica)
     return Call("POST", path, body, headers)
+
+
+def tokenize_call(
+    text: str | Sequence[Message], model: str | None, tools: Sequence[Mapping[str, Any]] = ()
+) -> Call:
+    """Token ids of a text, or of a conversation through the model's chat template."""
+    body: dict[str, Any] = {"prompt": text}
+    if not isinstance(text, str):
+        body = {"messages": [dict(message) for message in text]}
+        if tools:
+            body["tools"] = list(tools)
+    if model is not None:
+        body["model"] = model
+    return Call("POST", "/tokenize", body)
+
+
+def tokens_from(response: httpx.Response) -> Tokens:
+    """The answer of `/tokenize`."""
+    with _reading(response.headers):
+        payload = response.json()
+        return Tokens(tuple(payload["tokens"]), payload["max_model_len"])
 
 
 def models_from(response: httpx.Response) -> list[str]:
@@ -244,7 +265,9 @@ def raise_for_error(response: httpx.Response) -> None:
     except (ValueError, KeyError, TypeError):
         text = response.text.strip()[:500] or response.reason_phrase
         error = {"message": text}
-    raise error_from(error, status=response.status_code, headers=response.headers)
+    failure = error_from(error, status=response.status_code, headers=response.headers)
+    failure.response = response
+    raise failure
 
 
 def error_from(error: dict[str, Any], *, status: int, headers: httpx.Headers) -> APIStatusError:

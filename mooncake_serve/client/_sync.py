@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 import httpx
@@ -11,7 +13,11 @@ import tenacity
 from httpx_sse import EventSource
 
 from mooncake_serve.client import _core
-from mooncake_serve.client.types import Chunk, Completion
+from mooncake_serve.client._async import AsyncClient
+from mooncake_serve.client.batch import BatchReport, Job
+from mooncake_serve.client.batch.report import OnProgress
+from mooncake_serve.client.batch.run import CONCURRENCY, PATIENCE_S
+from mooncake_serve.client.types import Chunk, Completion, Tokens
 
 
 class Stream:
@@ -84,6 +90,7 @@ class Client:
     ) -> None:
         self.base_url = _core.base_url(base_url)
         self._model = model
+        self._twin: dict[str, Any] = {"api_key": api_key, "timeout_s": timeout_s}
         self._retry = tenacity.Retrying(**_core.retry_options(max_retries))
         self._http = httpx.Client(
             base_url=self.base_url,
@@ -95,6 +102,48 @@ class Client:
     def models(self) -> list[str]:
         """Names of the models the server offers."""
         return _core.models_from(self._retry(self._send, _core.Call("GET", "/v1/models")))
+
+    def tokenize(self, text: str | Sequence[_core.Message], *, model: str | None = None) -> Tokens:
+        """Token ids of a text, or of a conversation."""
+        call = _core.tokenize_call(text, model or self._model)
+        return _core.tokens_from(self._retry(self._send, call))
+
+    def batch(
+        self,
+        jobs: Sequence[Job],
+        *,
+        output: str | Path | None = None,
+        concurrency: int = CONCURRENCY,
+        patience_s: float = PATIENCE_S,
+        retry_failed: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> BatchReport:
+        """Run many jobs, those that share a long beginning after one of them has computed it.
+
+        `output` gets a line of OpenAI's batch format as each job ends; jobs that it holds already
+        do not run again (`retry_failed` runs those that failed). At most `concurrency` run at
+        once, fewer while the server refuses some. A server that is away is waited for, up to
+        `patience_s` without any answer. Raises BatchError before anything is sent, APIError when
+        patience ends; run it again to go on. Inside an event loop use `AsyncClient.batch`.
+        """
+
+        async def run() -> BatchReport:
+            async with AsyncClient(self.base_url, model=self._model, **self._twin) as twin:
+                return await twin.batch(
+                    jobs,
+                    output=output,
+                    concurrency=concurrency,
+                    patience_s=patience_s,
+                    retry_failed=retry_failed,
+                    on_progress=on_progress,
+                )
+
+        return asyncio.run(run())
+
+    def metrics(self) -> str | None:
+        """The server's metrics in Prometheus' text; None where only operators see them."""
+        response = self._http.get("/metrics")
+        return response.text if response.is_success else None
 
     def health(self) -> bool:
         """True when the server is up and can answer."""

@@ -16,6 +16,14 @@ class TokenUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token ids of a text, and how many fit the model's context, prompt and answer together."""
+
+    ids: tuple[int, ...]
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A generated token and its natural log-probability."""
 

@@ -6,6 +6,7 @@ import torch
 
 from mooncake_serve.config import AppConfig
 from mooncake_serve.engine.core import EngineCore, EngineSettings
+from mooncake_serve.engine.grammar import Grammars
 from mooncake_serve.engine.protocol import Backend
 from mooncake_serve.engine.torch_backend import TorchBackend
 from mooncake_serve.engine.transfer import BlockStore
@@ -33,7 +34,8 @@ def build_engine(config: AppConfig, store: BlockStore | None) -> EngineCore:
         max_context=config.engine.max_context,
         relaxed=config.engine.exactness == "relaxed",
     )
-    return EngineCore(lambda: _make_backend(config), tokenizer.decode, settings, store)
+    grammars = Grammars(tokenizer.fast)
+    return EngineCore(lambda: _make_backend(config), tokenizer.decode, settings, store, grammars)
 
 
 def choose_device(configured: str) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from mooncake_serve.engine.detokenizer import Decode, Detokenizer
+from mooncake_serve.engine.grammar import GrammarFailed, Grammars, Matcher
 from mooncake_serve.engine.namespace import namespace
 from mooncake_serve.engine.pool import BlockPool
 from mooncake_serve.engine.prefill_curve import PrefillCurve
@@ -39,7 +40,7 @@ from mooncake_serve.engine.scheduler import Completed, Limits, Load, Scheduler, 
 from mooncake_serve.engine.sequence import Sequence
 from mooncake_serve.engine.transfer import BlockStore, Loader, Publisher
 from mooncake_serve.engine.validate import check_request, context_limit, pool_blocks
-from mooncake_serve.errors import DeadlineExceeded, EngineFailed
+from mooncake_serve.errors import DeadlineExceeded, EngineFailed, InvalidRequest
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +79,13 @@ class EngineCore:
         decode: Decode,
         settings: EngineSettings,
         store: BlockStore | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """Builds the backend on the engine's own thread and waits for it; raises what it raises."""
         self._decode = decode
         self._settings = settings
         self._store = store
+        self._grammars = grammars
         self._jobs: dict[str, _Job] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._gate = threading.Lock()
@@ -109,13 +112,14 @@ class EngineCore:
         """Queue a request. Raises ContextTooLong or InvalidRequest before anything is queued."""
         check_request(request, self.info)
         keys = self._keys_of(request.tenant_salt, list(request.token_ids))
-        sampler = Sampler(request.sampling)
+        sampler = Sampler(request.sampling, request.token_ids, self._matcher(request))
         detokenizer = Detokenizer(self._decode, request.sampling.stop)
         with self._gate:
             if self._closing or not self.healthy:
                 raise EngineFailed("the engine is closed; another replica can take the request")
             self._arrivals += 1
-            sequence = Sequence(request, self._arrivals, keys, self.info.layout.block_tokens)
+            order = (request.priority, self._arrivals)
+            sequence = Sequence(request, order, keys, self.info.layout.block_tokens)
             job = _Job(sequence, on_event, sampler, detokenizer)
             self._inbox.put(lambda: self._add(job))
 
@@ -248,7 +252,10 @@ class EngineCore:
         self._publish(completed)
         jobs = [self._jobs[sequence.request.request_id] for sequence in sequences]
         for job, sampled in zip(jobs, _choose(jobs, logits), strict=True):
-            self._advance(job, sampled)
+            if isinstance(sampled, GrammarFailed):
+                self._end(job, FailEvent(sampled))
+            else:
+                self._advance(job, sampled)
 
     def _publish(self, completed: list[Completed]) -> None:
         if self._publisher is None:
@@ -266,7 +273,7 @@ class EngineCore:
         text = "" if is_eos else job.detokenizer.push(sampled.token_id)
         token = TokenEvent(sampled.token_id, text, sampled.logprob, sampled.top_logprobs)
         self._emit(job, token)
-        if is_eos or job.detokenizer.stopped:
+        if is_eos or job.detokenizer.stopped or job.sampler.complete:
             self._finish(job, "stop")
         elif sequence.generated >= sampling.max_tokens:
             self._finish(job, "length")
@@ -316,6 +323,16 @@ class EngineCore:
                 self._end(job, FailEvent(DeadlineExceeded(f"deadline passed; {done}")))
         return min((deadline for deadline, _ in deadlines if deadline > now), default=None)
 
+    def _matcher(self, request: GenerationRequest) -> Matcher | None:
+        if request.sampling.grammar is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequest(
+                "this engine has no tokenizer for structured output", param="response_format"
+            )
+        info = self.info
+        return self._grammars.matcher(request.sampling.grammar, info.vocab_size, info.eos_token_ids)
+
     def _keys_of(self, tenant_salt: bytes, tokens: list[int]) -> list[bytes]:
         from mooncake_serve._store import block_keys
 
@@ -355,8 +372,15 @@ class EngineCore:
         )
 
 
-def _choose(jobs: list[_Job], logits: torch.Tensor) -> list[Sampled]:
+def _choose(jobs: list[_Job], logits: torch.Tensor) -> list[Sampled | GrammarFailed]:
     """One token per row of `[rows, vocab]`."""
     if all(job.sampler.is_plain_greedy for job in jobs):
         return [Sampled(token) for token in logits.argmax(dim=-1).tolist()]
-    return [job.sampler.sample(row) for job, row in zip(jobs, logits, strict=True)]
+    return [_sample(job, row) for job, row in zip(jobs, logits, strict=True)]
+
+
+def _sample(job: _Job, row: torch.Tensor) -> Sampled | GrammarFailed:
+    try:
+        return job.sampler.sample(row)
+    except GrammarFailed as err:
+        return err

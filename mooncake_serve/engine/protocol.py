@@ -30,11 +30,27 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps every token."""
+    min_p: float = 0.0
+    """Keep tokens at least this likely, relative to the likeliest."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens in prompt and answer, multiplies negative ones."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     """Report the chosen token's log-probability and this many alternatives; None reports none."""
+    grammar: str | None = None
+    """What the answer must be, in the text form of `engine/grammar.py`."""
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether tokens already seen become less likely."""
+        repeated = self.repetition_penalty != 1
+        return bool(self.presence_penalty or self.frequency_penalty or repeated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +63,10 @@ class GenerationRequest:
     tenant: str = ""
     tenant_salt: bytes = b""
     """32 bytes rooted in the tenant's secret, or empty for the shared tenant; part of each key."""
+    priority: int = 0
+    """Lower goes first; equals go in the order they came."""
+    reuse: bool = True
+    """False keeps the prompt's blocks out of the store: nobody will ask for them again."""
     deadline_s: float | None = None
     """`time.monotonic()` after which the engine gives up; None waits for ever."""
 

@@ -8,7 +8,8 @@ Invariants:
 - Prefill and decode alternate, so neither starves the other; prefill is first come, first served.
 - A block that one sequence computes or loads is claimed; others that need it wait for it.
 - The oldest sequence never waits for a younger one's blocks: a younger one is preempted. What a
-  request has generated is kept, and its forwards are replayed when it gets its turn again.
+  request has generated is kept, and its forwards are replayed when it gets its turn again. Age is
+  priority first, arrival second.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ class Scheduler:
         for sequence, item in zip(step.sequences, step.items, strict=True):
             sequence.computed = item.start + len(item.tokens)
             if sequence.computed % self.limits.block_tokens == 0:
-                completed += self._filled(sequence, sequence.next_block - 1)
+                filled = self._filled(sequence, sequence.next_block - 1)
+                completed += filled if sequence.request.reuse else []
             if sequence.computed >= sequence.prompt_tokens:
                 sequence.phase = Phase.DECODE
             if item.logits:
@@ -224,7 +226,7 @@ class Scheduler:
             self._unclaim(sequence, key)
             sequence.count_cached(index, store=False)
             sequence.computed += self.limits.block_tokens
-            if self.limits.use_store:
+            if self.limits.use_store and sequence.request.reuse:
                 self.pool.retain(block)
                 self._hits.append(self._completed(sequence, index, block, again=True))
         return self._grow(sequence)
@@ -354,5 +356,5 @@ class Scheduler:
         self.counters.cached_store_tokens += usage.cached_store_tokens
 
 
-def _age(sequence: Sequence) -> int:
+def _age(sequence: Sequence) -> tuple[int, int]:
     return sequence.order

@@ -31,8 +31,8 @@ class Sequence:
     """A request in the scheduler."""
 
     request: GenerationRequest
-    order: int
-    """Arrival number; the lowest is the oldest and never yields to another."""
+    order: tuple[int, int]
+    """(priority, arrival); the lowest is the oldest and never yields to another."""
     keys: list[bytes]
     """Keys of the prompt's canonical blocks, extended by decode where that may be published."""
     block_tokens: int

@@ -71,3 +71,8 @@ def check_request(request: GenerationRequest, info: ModelInfo) -> None:
         raise InvalidRequest(
             f"token ids must be between 0 and {info.vocab_size - 1}", param="prompt"
         )
+    if any(not 0 <= token < info.vocab_size for token, _ in sampling.logit_bias):
+        raise InvalidRequest(
+            f"logit_bias: token ids must be between 0 and {info.vocab_size - 1}",
+            param="logit_bias",
+        )

@@ -40,8 +40,12 @@ class Tokenizer:
             ),
         )
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn.
+
+        `tools` goes to the template as it is; one that does not know of tools ignores it.
 
         Raises InvalidRequest when the model has no chat template or the template refuses.
         """
@@ -53,9 +57,12 @@ class Tokenizer:
             )
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
             )
-        except TemplateError as err:
+        except (TemplateError, TypeError, KeyError) as err:
             raise InvalidRequest(f"the chat template refused: {err}", param="messages") from err
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
@@ -63,6 +70,16 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether `encode_chat` works."""
         return bool(self._tokenizer.chat_template)
+
+    @property
+    def chat_template(self) -> str:
+        """The template's source, or nothing."""
+        return str(self._tokenizer.chat_template or "")
+
+    @property
+    def fast(self) -> Any:
+        """transformers' own tokenizer, for libraries that read its vocabulary."""
+        return self._tokenizer
 
     @property
     def eos_token_id(self) -> int | None:

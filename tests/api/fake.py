@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import string
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from mooncake_serve.api.gateway import ModelCard
+from mooncake_serve.api.gateway import Hints, ModelCard
 from mooncake_serve.engine.protocol import (
     Event,
     FailEvent,
@@ -17,9 +17,10 @@ from mooncake_serve.engine.protocol import (
     TokenLogprob,
     Usage,
 )
+from mooncake_serve.errors import Unavailable
 
 MODEL = "org/fake"
-CONTEXT = 512
+CONTEXT = 2048
 
 
 class CharCodec:
@@ -28,7 +29,12 @@ class CharCodec:
     def encode(self, text: str) -> list[int]:
         return [ord(char) for char in text]
 
-    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+    chat_template = "{% for m in messages %}"
+
+    def encode_chat(
+        self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> list[int]:
+        assert not tools
         return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
 
     def decode(self, token_ids: list[int]) -> str:
@@ -43,6 +49,10 @@ class FakeAnswer:
         self._request = request
         self.route = {"replica": f"r{replica}", "queue_s": 0.0, "matched_tokens": 64}
 
+    def abandon(self) -> None:
+        if self._request.request_id not in self._gateway.closed:
+            self._gateway.closed.append(self._request.request_id)
+
     async def events(self) -> AsyncGenerator[list[Event]]:
         gateway, sampling = self._gateway, self._request.sampling
         try:
@@ -53,13 +63,17 @@ class FakeAnswer:
                 if index == gateway.hang_after:
                     gateway.hanging.set()
                     await asyncio.Event().wait()
+                if gateway.says is not None and index == len(gateway.says):
+                    yield [FinishEvent("stop", self._usage())]
+                    return
                 yield [self._token(index)]
             yield [FinishEvent("length", self._usage())]
         finally:
             gateway.closed.append(self._request.request_id)
 
     def _token(self, index: int) -> TokenEvent:
-        letter = string.ascii_lowercase[index % 26]
+        letters = self._gateway.says or string.ascii_lowercase
+        letter = letters[index % len(letters)]
         if self._request.sampling.logprobs is None:
             return TokenEvent(ord(letter), letter)
         tops = tuple(
@@ -79,24 +93,29 @@ class FakeGateway:
         self.requests: list[GenerationRequest] = []
         self.closed: list[str] = []
         self.pins: list[int | None] = []
+        self.hints: list[Hints] = []
         self.fail_after: int | None = None
         self.hang_after: int | None = None
         self.error: Exception = RuntimeError("boom")
         self.refusal: Exception | None = None
+        self.refuse_after: int | None = None
+        self.says: str | None = None
+        """The answer, instead of the alphabet; it ends with "stop"."""
         self.hanging = asyncio.Event()
 
     async def card(self) -> ModelCard:
-        return ModelCard(MODEL, CONTEXT, True, 1_700_000_000)
+        return ModelCard(MODEL, CONTEXT, 0x110000, True, 1_700_000_000)
 
     async def codec(self) -> CharCodec:
         return CharCodec()
 
-    async def start(
-        self, request: GenerationRequest, timeout_s: float, replica: int | None
-    ) -> FakeAnswer:
+    async def start(self, request: GenerationRequest, timeout_s: float, hints: Hints) -> FakeAnswer:
         assert timeout_s > 0
         if self.refusal is not None:
             raise self.refusal
+        if len(self.requests) == self.refuse_after:
+            raise Unavailable("no replica")
         self.requests.append(request)
-        self.pins.append(replica)
-        return FakeAnswer(self, request, replica or 0)
+        self.pins.append(hints.pin)
+        self.hints.append(hints)
+        return FakeAnswer(self, request, hints.pin or 0)

@@ -62,7 +62,7 @@ async def test_chat_stream(http: httpx.AsyncClient) -> None:
     assert {chunk["object"] for chunk in got} == {"chat.completion.chunk"}
     assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in got}) == 1
     deltas = [chunk["choices"][0]["delta"] for chunk in got]
-    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert deltas[0] == {"role": "assistant", "content": "", "refusal": None}
     assert [delta.get("content") for delta in deltas[1:]] == ["a", "b", "c", None]
     reasons = [chunk["choices"][0]["finish_reason"] for chunk in got]
     assert reasons == [None, None, None, None, "length"]
@@ -80,6 +80,7 @@ async def test_stream_with_usage(http: httpx.AsyncClient, path: str) -> None:
     got = chunks(await http.post(path, json=body))
     assert got[-1]["choices"] == []
     assert got[-1]["usage"] == USAGE
+    assert all(chunk["usage"] is None for chunk in got[:-1])
 
 
 async def test_completion(http: httpx.AsyncClient, gateway: FakeGateway) -> None:

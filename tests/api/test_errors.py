@@ -73,7 +73,15 @@ async def test_chunked_body_too_large(http: httpx.AsyncClient, gateway: FakeGate
         ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
         ({"stop": [""]}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
-        ({"n": 2}, "n"),
+        ({"n": 9}, "n"),
+        ({"n": 0}, "n"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"priority": "high"}, "priority"),
+        ({"reuse": "always"}, "reuse"),
+        ({"best_of": 2}, "best_of"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
@@ -81,9 +89,11 @@ async def test_chunked_body_too_large(http: httpx.AsyncClient, gateway: FakeGate
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"messages": None}, "messages"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
         ({"colour": "red"}, "colour"),
         ({"model": None}, "model"),
     ],
@@ -164,7 +174,9 @@ async def test_context_too_long(
     assert str(CONTEXT) in error["message"]
 
 
-@pytest.mark.parametrize("prompt", ["", [], ["a", "b"], [1, -2], {"a": 1}, None, [[1, 2], [3]]])
+@pytest.mark.parametrize(
+    "prompt", ["", [], ["a", ""], [1, -2], {"a": 1}, None, [[1, 2], []], [1, "a"], ["x"] * 17]
+)
 async def test_bad_prompt(http: httpx.AsyncClient, prompt: Any) -> None:
     error = assert_envelope(await http.post(TEXT, json={"model": MODEL, "prompt": prompt}), 400)
     assert error["param"] == "prompt"

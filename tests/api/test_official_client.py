@@ -71,8 +71,8 @@ async def test_errors_have_the_clients_classes(
 ) -> None:
     with pytest.raises(openai.NotFoundError):
         await client.chat.completions.create(model="other", messages=HELLO)
-    with pytest.raises(openai.BadRequestError, match="n: only 1"):
-        await client.chat.completions.create(model=MODEL, messages=HELLO, n=2)
+    with pytest.raises(openai.BadRequestError, match="best_of: only 1"):
+        await client.chat.completions.create(model=MODEL, messages=HELLO, extra_body={"best_of": 2})
     gateway.refusal = Overloaded("busy", retry_after_s=2)
     with pytest.raises(openai.RateLimitError) as caught:
         await client.chat.completions.create(model=MODEL, messages=HELLO)

@@ -142,6 +142,7 @@ class Cluster:
         self._sockets = tempfile.TemporaryDirectory(prefix="mk-")
         os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
         ray.init(
+            "local",  # Not one that somebody has running on this machine.
             # More than a small machine has: what replicas ask of Ray is a matter of each test.
             num_cpus=8,
             include_dashboard=False,
@@ -185,7 +186,7 @@ class Cluster:
             },
             "store": {"dram": "256MiB", "ingest": "8MiB", "socket_dir": self._sockets.name},
             "replicas": {"count": 2, "num_cpus": 0.1},
-            "api": {"request_timeout_s": WAIT_S},
+            "api": {"request_timeout_s": WAIT_S, "state_dir": self._sockets.name},
         }
         return {name: {**base[name], **sections.get(name, {})} for name in base}
 

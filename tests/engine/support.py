@@ -100,11 +100,10 @@ _numbers = iter(range(1 << 30))
 
 def request(prompt: Sequence[int], max_tokens: int = 8, **options: Any) -> GenerationRequest:
     tenant = {name: options.pop(name) for name in ("tenant", "tenant_salt") if name in options}
-    deadline = options.pop("deadline_s", None)
+    about = {"deadline_s", "priority", "reuse"}
+    tenant |= {name: options.pop(name) for name in about & options.keys()}
     sampling = SamplingParams(max_tokens=max_tokens, **options)
-    return GenerationRequest(
-        f"r{next(_numbers)}", tuple(prompt), sampling, deadline_s=deadline, **tenant
-    )
+    return GenerationRequest(f"r{next(_numbers)}", tuple(prompt), sampling, **tenant)
 
 
 def start(engine: EngineCore, wanted: GenerationRequest) -> Result:
@@ -136,6 +135,7 @@ def model_engine(
     threads: int = 1,
     max_batch: int = 32,
     backend: Any = "torch",
+    grammars: Any = None,
 ):
     """An engine; "plain torch" keeps attention off the native kernels."""
 
@@ -153,7 +153,7 @@ def model_engine(
         return made
 
     settings = _Settings("test", threads, 1, max_batch)
-    engine = EngineCore(make, spell, settings, store)  # type: ignore[arg-type]
+    engine = EngineCore(make, spell, settings, store, grammars)  # type: ignore[arg-type]
     try:
         yield engine
     finally:
@@ -228,6 +228,20 @@ def tiny_model(
         eos_token_ids=(),
         max_context=config.max_position_embeddings,
     )
+
+
+def byte_tokenizer() -> Any:
+    """One token per byte, and an end: 256."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {char: number for number, char in enumerate(alphabet)}
+    vocabulary["<end>"] = len(vocabulary)
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
 
 
 def random_prompt(length: int, seed: int, vocab: int = 320) -> list[int]:

@@ -84,3 +84,34 @@ def test_any_filters_leave_a_valid_token(logits, temperature, top_p, top_k) -> N
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=0)
     token = Sampler(params).sample(torch.tensor(logits)).token_id
     assert 0 <= token < len(logits)
+
+
+def test_penalties_and_bias_move_the_choice() -> None:
+    def tokens(**params: object) -> list[int]:
+        sampler = Sampler(SamplingParams(**params), prompt=[1])  # type: ignore[arg-type]
+        return [sampler.sample(LOGITS).token_id for _ in range(4)]
+
+    assert tokens() == [1, 1, 1, 1]
+    assert tokens(presence_penalty=2.0)[:2] == [1, 3]
+    assert tokens(frequency_penalty=0.6) == [1, 3, 1, 3]
+    # Negative logits are multiplied: the prompt's token 1 falls from -0.69 to -1.39, below 3's.
+    assert tokens(repetition_penalty=2.0)[0] == 3
+    assert tokens(logit_bias=((2, 100.0),)) == [2, 2, 2, 2]
+    assert set(tokens(logit_bias=((1, -100.0),))) == {3}
+
+
+def test_min_p_keeps_what_is_likely_enough() -> None:
+    assert set(draws(temperature=1.0, min_p=0.5)) == {1, 3}
+    assert set(draws(temperature=1.0, min_p=1.0)) == {1}
+    assert set(draws(temperature=1.0, min_p=0.2, top_p=0.6)) == {1, 3}
+
+
+def test_settings_at_rest_change_no_bit() -> None:
+    rest = SamplingParams(temperature=0.8, seed=5, top_k=3)
+    plain = Sampler(rest)
+    assert not plain._adjusts
+    assert [plain.sample(LOGITS).token_id for _ in range(50)] == [
+        each.token_id for each in map(Sampler(rest).sample, [LOGITS] * 50)
+    ]
+    for params in ({"logit_bias": ((0, 0.0),)}, {"presence_penalty": 1e-9}):
+        assert not Sampler(SamplingParams(**params)).is_plain_greedy  # type: ignore[arg-type]

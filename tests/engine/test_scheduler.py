@@ -51,11 +51,11 @@ class World:
         self.done: list[Sequence] = []
         self.sequences: list[Sequence] = []
 
-    def submit(self, prompt: list[int], count: int) -> Sequence:
+    def submit(self, prompt: list[int], count: int, priority: int = 0) -> Sequence:
         request = GenerationRequest(
             str(len(self.sequences)), tuple(prompt), SamplingParams(max_tokens=count)
         )
-        sequence = Sequence(request, len(self.sequences), keys_of(b"", prompt), BLOCK)
+        sequence = Sequence(request, (priority, len(self.sequences)), keys_of(b"", prompt), BLOCK)
         self.sequences.append(sequence)
         self.scheduler.add(sequence)
         return sequence
@@ -225,3 +225,11 @@ def test_a_cancelled_load_keeps_its_blocks_until_it_ends() -> None:
     assert world.pool.available == 4
     world.scheduler.check_integrity()
     assert world.scheduler.plan() is None
+
+
+def test_urgent_first_then_in_the_order_of_arrival() -> None:
+    world = World(64, max_batch=1)
+    submitted = [world.submit([1, 2, 3, 4, 5], 2, priority) for priority in (0, 5, 0, -1)]
+    while world.step():
+        pass
+    assert [submitted.index(each) for each in world.done] == [3, 0, 2, 1]

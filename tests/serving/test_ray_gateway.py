@@ -14,6 +14,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 
 from mooncake_serve._store import ClusterIndex
 from mooncake_serve.api import ray_gateway
+from mooncake_serve.api.gateway import Hints
 from mooncake_serve.api.ray_gateway import RayAnswer, RayGateway
 from mooncake_serve.engine.protocol import (
     Event,
@@ -35,6 +36,7 @@ MODEL = {
     "block_tokens": BLOCK,
     "token_bytes": 100,
     "max_context": 512,
+    "vocab_size": 320,
     "exact": True,
 }
 TOKEN = TokenEvent(1, "a")
@@ -139,7 +141,7 @@ async def test_an_answer_and_its_route(board: Board) -> None:
     index.apply(0, block_keys("ns", b"", range(BLOCK), BLOCK)[0], 0)
     board.planner.set_view(index)
     handle = Handle(a=[[TOKEN], [END]], b=[[TOKEN], [END]])
-    answer = await gateway(handle, board).start(request(), 10, 1)
+    answer = await gateway(handle, board).start(request(), 10, Hints(pin=1))
     assert board.loads() == {"a": Work(), "b": Work(40 - BLOCK, 1)}
     assert await batches(answer) == [[TOKEN], [END]]
     assert handle.tried == ["b"]
@@ -160,7 +162,7 @@ async def test_a_replica_that_dies_before_a_token_is_replaced(
     board: Board, error: Exception
 ) -> None:
     handle = Handle(a=[error], b=[[TOKEN, END]])
-    answer = await gateway(handle, board).start(request(), 10, 0)
+    answer = await gateway(handle, board).start(request(), 10, Hints(pin=0))
     assert await batches(answer) == [[TOKEN, END]]
     assert handle.tried == ["a", "b"]
     assert answer.route["replica"] == "b"
@@ -169,7 +171,7 @@ async def test_a_replica_that_dies_before_a_token_is_replaced(
 
 async def test_a_replica_that_dies_after_a_token_ends_the_answer(board: Board) -> None:
     handle = Handle(a=[[TOKEN], GONE])
-    answer = await gateway(handle, board).start(request(), 10, 0)
+    answer = await gateway(handle, board).start(request(), 10, Hints(pin=0))
     got = await batches(answer)
     assert got[0] == [TOKEN]
     assert isinstance(failure(got[1]), EngineFailed)
@@ -179,7 +181,7 @@ async def test_a_replica_that_dies_after_a_token_ends_the_answer(board: Board) -
 
 async def test_when_every_replica_dies_the_request_is_unavailable(board: Board) -> None:
     handle = Handle(a=[GONE], b=[GONE])
-    answer = await gateway(handle, board).start(request(), 10, None)
+    answer = await gateway(handle, board).start(request(), 10, Hints())
     with pytest.raises(Unavailable):
         await batches(answer)
     assert sorted(handle.tried) == ["a", "b"]
@@ -195,7 +197,7 @@ async def test_when_every_replica_dies_the_request_is_unavailable(board: Board) 
 )
 async def test_errors_of_serve_become_ours(board: Board, error: Exception, ours: type) -> None:
     handle = Handle(a=[error], b=[error])
-    [batch] = await batches(await gateway(handle, board).start(request(), 10, None))
+    [batch] = await batches(await gateway(handle, board).start(request(), 10, Hints()))
     assert isinstance(failure(batch), ours)
     assert board.loads() == IDLE
 
@@ -203,7 +205,7 @@ async def test_errors_of_serve_become_ours(board: Board, error: Exception, ours:
 @pytest.mark.parametrize("how", ["close", "cancel"])
 async def test_leaving_cancels_down_to_the_replica(board: Board, how: str) -> None:
     handle = Handle(hang=True, a=[[TOKEN]])
-    answer = await gateway(handle, board).start(request(), 10, 0)
+    answer = await gateway(handle, board).start(request(), 10, Hints(pin=0))
     events = answer.events()
     assert await anext(events) == [TOKEN]
     if how == "close":
@@ -224,7 +226,7 @@ async def test_without_replicas_it_is_unavailable(describe_error: Exception | No
     handle = Handle()
     handle.describe_error = describe_error
     empty = gateway(handle, Board())
-    calls: list[Callable[[], Any]] = [empty.card, lambda: empty.start(request(), 10, None)]
+    calls: list[Callable[[], Any]] = [empty.card, lambda: empty.start(request(), 10, Hints())]
     for call in calls:
         with pytest.raises(Unavailable) as caught:
             await call()
@@ -233,5 +235,32 @@ async def test_without_replicas_it_is_unavailable(describe_error: Exception | No
 
 async def test_a_pin_outside_the_replicas_is_refused(board: Board) -> None:
     with pytest.raises(InvalidRequest, match="2 run"):
-        await gateway(Handle(), board).start(request(), 10, 2)
+        await gateway(Handle(), board).start(request(), 10, Hints(pin=2))
     assert board.loads() == IDLE
+
+
+async def test_choices_of_one_prompt_share_a_replica(board: Board) -> None:
+    over = gateway(Handle(), board)
+    first = await over.start(request(), 10, Hints())
+    for _ in range(4):
+        answer = await over.start(request(), 10, Hints(beside=first.route["replica"]))
+        assert answer.route["replica"] == first.route["replica"]
+    assert (await over.start(request(), 10, Hints(beside="gone"))).route["replica"] in IDLE
+
+
+async def test_a_session_stays_while_replicas_are_equal(board: Board) -> None:
+    over = gateway(Handle(), board)
+    seen = set()
+    for _ in range(8):
+        answer = await over.start(request(), 10, Hints(session="s"))
+        seen.add(answer.route["replica"])
+        answer.abandon()
+    assert len(seen) == 1
+    assert board.loads() == IDLE
+
+
+async def test_a_busy_replica_loses_its_session(board: Board) -> None:
+    over = gateway(Handle(), board)
+    first = await over.start(request(400), 10, Hints(session="s"))
+    second = await over.start(request(400), 10, Hints(session="s"))
+    assert first.route["replica"] != second.route["replica"]

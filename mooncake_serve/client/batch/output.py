@@ -1,0 +1,116 @@
+"""The output file: one line for each job, in OpenAI's format, appended as answers come.
+
+A line is on the disk before its job counts as done. A file that a killed run left behind is taken
+up again: its last line is cut off where it is torn, and jobs that are in it do not run again. A
+lock keeps a second run away.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from mooncake_serve.errors import BatchError
+
+
+class Output:
+    """An open output file; without a path, a list in memory."""
+
+    def __init__(self, path: Path | None, *, retry_failed: bool = False) -> None:
+        """Opens or makes it. Raises BatchError when it is in use or holds something else."""
+        self.lines: list[dict[str, Any]] = []
+        """Lines of jobs that are done, this run's and earlier ones'."""
+        self._file: BinaryIO | None = None
+        if path is not None:
+            self._file = path.open("a+b")
+            self._take(path, self._file, retry_failed)
+
+    @property
+    def done(self) -> set[str]:
+        """Jobs that have a line."""
+        return {line["custom_id"] for line in self.lines}
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add a line; durable on return. Blocking."""
+        if self._file is not None:
+            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+        self.lines.append(line)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _take(self, path: Path, file: BinaryIO, retry_failed: bool) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            raise BatchError(f"{path}: another run writes to it") from err
+        file.seek(0)
+        raw = file.read()
+        whole = raw.rfind(b"\n") + 1
+        try:
+            self.lines = [_line(each) for each in raw[:whole].splitlines()]
+        except (ValueError, AttributeError) as err:
+            raise BatchError(f"{path}: not the output of a batch; give another -o") from err
+        if retry_failed:
+            self.lines = [line for line in self.lines if succeeded(line)]
+            kept = b"".join(
+                json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in self.lines
+            )
+            _replace(file, kept)
+        elif whole < len(raw):
+            file.truncate(whole)
+
+
+def _replace(file: BinaryIO, content: bytes) -> None:
+    file.truncate(0)
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _line(raw: bytes) -> dict[str, Any]:
+    line = json.loads(raw)
+    if not {"custom_id", "response", "error"} <= line.keys():
+        raise ValueError("not a line of a batch")
+    return line
+
+
+def answered(custom_id: str, status: int, request_id: str | None, body: Any) -> dict[str, Any]:
+    """The line of a job that the server answered, well or not."""
+    response = {"status_code": status, "request_id": request_id or "", "body": body}
+    return {**_head(custom_id), "response": response, "error": None}
+
+
+def refused(custom_id: str, code: str, message: str) -> dict[str, Any]:
+    """The line of a job that was not sent."""
+    return {**_head(custom_id), "response": None, "error": {"code": code, "message": message}}
+
+
+def _head(custom_id: str) -> dict[str, Any]:
+    return {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id}
+
+
+def succeeded(line: dict[str, Any]) -> bool:
+    """Whether a line holds an answer."""
+    response = line["response"]
+    return line["error"] is None and response is not None and response["status_code"] == 200
