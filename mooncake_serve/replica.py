@@ -100,8 +100,11 @@ def _portable(event: Event) -> Event:
 def warm_up(engine: Engine) -> None:
     """Compute one block that is published nowhere, so that what prefill costs is known from the
     start. A failure shows again at the first request, with its reason."""
-    tokens = tuple(token % engine.info.vocab_size for token in range(1, WARM_UP_TOKENS))
-    tokens = tokens[: engine.info.layout.block_tokens - 2]
+    info = engine.info
+    length = min(WARM_UP_TOKENS, info.layout.block_tokens, info.max_context) - 2
+    if length < 1:
+        return
+    tokens = tuple(token % info.vocab_size for token in range(length))
     ended = threading.Event()
     request = GenerationRequest("warm-up", tokens, SamplingParams(max_tokens=1))
 

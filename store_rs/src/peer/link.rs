@@ -17,8 +17,8 @@ pub trait Link: Send {
     /// Write some bytes of `parts`, from the first on.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// How long one read or write may wait; `TimedOut` or `WouldBlock` after that.
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()>;
+    /// How long one read, and one write, may wait; `TimedOut` or `WouldBlock` after that.
+    fn set_patience(&mut self, read: Duration, write: Duration) -> io::Result<()>;
 
     /// What ends this link from another thread.
     fn cutter(&self) -> io::Result<Cutter>;

@@ -85,9 +85,9 @@ impl Link for TcpStream {
         self.write_vectored(parts)
     }
 
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(patience))?;
-        self.set_write_timeout(Some(patience))
+    fn set_patience(&mut self, read: Duration, write: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(read))?;
+        self.set_write_timeout(Some(write))
     }
 
     fn cutter(&self) -> io::Result<Cutter> {

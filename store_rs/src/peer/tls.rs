@@ -131,8 +131,8 @@ where
         Ok(written)
     }
 
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
-        self.0.sock.set_patience(patience)
+    fn set_patience(&mut self, read: Duration, write: Duration) -> io::Result<()> {
+        self.0.sock.set_patience(read, write)
     }
 
     fn cutter(&self) -> io::Result<Cutter> {

@@ -264,7 +264,7 @@ impl Peers {
 
     fn connected(&self, mut link: Box<dyn Link>) -> Result<Connected<'_>> {
         let failed = |error| Error::io("set up a link", error);
-        link.set_patience(PATIENCE).map_err(failed)?;
+        link.set_patience(PATIENCE, PATIENCE).map_err(failed)?;
         let cutter = self.keep_cutter(link.cutter().map_err(failed)?);
         Ok(Connected { link, frames: FrameReader::default(), peers: self, cutter })
     }

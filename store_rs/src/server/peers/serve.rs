@@ -32,6 +32,8 @@ const PACED: usize = 128 << 10;
 const DISK_WAIT: Duration = Duration::from_millis(500);
 /// A silent stream says that it is alive.
 const BEAT: Duration = Duration::from_millis(500);
+/// A connection without a request ends; the peer connects again when it wants something.
+const SILENCE: Duration = Duration::from_secs(600);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Until the store stops.
@@ -70,9 +72,9 @@ impl Drop for Counted {
 
 fn serve(peers: &Peers, shared: &Arc<Shared>, link: Box<dyn Link>) {
     let served = peers.welcome(shared, link).and_then(|mut connected| {
-        // Between requests a peer may be silent for long; the kernel tells when it is gone.
+        // Between requests a peer may be silent, but it must take what it asked for.
         let failed = |error| Error::io("set up a link", error);
-        connected.link.set_patience(Duration::from_secs(3600)).map_err(failed)?;
+        connected.link.set_patience(SILENCE, super::PATIENCE).map_err(failed)?;
         converse(peers, shared, &mut connected)
     });
     if served.is_err_and(|error| error.kind() == crate::error::ErrorKind::Protocol) {
@@ -165,8 +167,6 @@ impl Drop for Sending<'_> {
 
 /// Everything this store holds, then every change, and the loads of its node's replicas.
 fn stream(peers: &Peers, shared: &Shared, to: &mut Connected<'_>) -> Result<()> {
-    let failed = |error| Error::io("set up a link", error);
-    to.link.set_patience(super::PATIENCE).map_err(failed)?;
     let (mut feed, mut entries, mut rows) = (Feed::default(), Vec::new(), Vec::new());
     let (mut reported_us, mut last) = (0, Instant::now());
     while !peers.is_stopping() {

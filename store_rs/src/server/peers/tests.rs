@@ -303,8 +303,8 @@ impl Link for FaultyLink {
         self.0.write(parts)
     }
 
-    fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
-        self.0.set_patience(patience)
+    fn set_patience(&mut self, read: Duration, write: Duration) -> io::Result<()> {
+        self.0.set_patience(read, write)
     }
 
     fn cutter(&self) -> io::Result<Cutter> {
@@ -386,4 +386,39 @@ fn a_paced_peer_sends_no_faster() {
     let bytes = a.value("peer_sent_bytes") as f64;
     // Slower is the machine's affair, faster would be ours.
     assert!(bytes / begun.elapsed().as_secs_f64() < 5_000_000.0);
+}
+
+#[test]
+fn a_peer_that_does_not_take_its_bytes_is_cut() {
+    let a = node("a");
+    let chain = keys(11, 150);
+    a.put(&chain);
+    let tcp = Tcp::new(&settings("b")).expect("settings");
+    let mut link = tcp.connect(&a.address(), Instant::now() + SOON).expect("connects");
+    greet_server(&mut *link, &Secret::new(Some(b"secret"))).expect("proves itself");
+    for message in [Message::Hello { node: "b", epoch: 1 }, Message::Fetch { keys: &chain }] {
+        send_message(&mut *link, &message).expect("sends");
+    }
+    until("a sends, and gets stuck", || a.value("leases") > 0 && a.value("peer_sent_blocks") > 0);
+    until("a gives up, and its leases end", || a.value("leases") == 0);
+    assert!(a.value("peer_sent_blocks") < 150, "the buffers took it all: the test proves nothing");
+}
+
+#[test]
+fn frames_that_are_not_ours_end_the_connection() {
+    let a = node("a");
+    let tcp = Tcp::new(&settings("b")).expect("settings");
+    for garbage in [&[0xff; 64][..], b"GET / HTTP/1.1\r\n\r\n                                  "] {
+        let mut link = tcp.connect(&a.address(), Instant::now() + SOON).expect("connects");
+        link.write(&[IoSlice::new(garbage)]).expect("sends");
+        let mut answer = [0; 256];
+        while link.read(&mut answer).is_ok_and(|read| read > 0) {}
+    }
+    let mut link = tcp.connect(&a.address(), Instant::now() + SOON).expect("connects");
+    greet_server(&mut *link, &Secret::new(Some(b"secret"))).expect("proves itself");
+    send_message(&mut *link, &Message::Hello { node: "b", epoch: 1 }).expect("sends");
+    // A frame that announces more than any may hold.
+    let head = [0xff, 0xff, 0xff, 0x7f, crate::wire::VERSION, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    link.write(&[IoSlice::new(&head)]).expect("sends");
+    until("it was counted", || a.value("peer_failures") > 0);
 }
