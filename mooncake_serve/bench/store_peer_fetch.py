@@ -133,7 +133,7 @@ def raw_stream(total: int) -> float:
     sender = (
         "import socket, sys, numpy\n"
         "total, block = int(sys.argv[2]), int(sys.argv[3])\n"
-        "data = memoryview(numpy.ones((total // block, block), numpy.uint8))\n"
+        "data = numpy.ones((total // block, block), numpy.uint8)\n"
         "with socket.create_connection(('127.0.0.1', int(sys.argv[1]))) as peer:\n"
         "    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)\n"
         "    peer.recv(1)\n"
