@@ -27,7 +27,7 @@ from mooncake_serve.store import BlockShape, PeerSettings, StoreClient, StoreSer
 MIB = 1 << 20
 BLOCK = 4 * MIB
 SHAPE = BlockShape("bfloat16", 64, 512, 64)
-BATCH = 16
+BATCH = 32
 WORKING_SET = 512 * MIB
 TOKEN = b"a token of the benchmark"
 TURNS = 3
