@@ -239,6 +239,32 @@ class RoutePlanner:
         """(fixed, per token, per token and token of context) seconds; memory and peer bytes/s."""
 
 @final
+class Reading:
+    """Blocks that arrive in buffers plane by plane; see `StoreClient.open`.
+
+    Ends at `close()`, at the end of `with`, or with the object.
+    """
+
+    def __len__(self) -> int:
+        """Leading blocks that can still be read."""
+    def read_planes(self, first: int, end: int) -> int:
+        """Copy planes [first, end) of every block to their places in its buffer, verified.
+
+        Returns how many leading blocks are left: a corrupt block, or one at which the time is up,
+        ends the reading there. A block is whole once all its planes were read.
+        """
+    def close(self) -> None:
+        """End the leases; again is harmless."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+@final
 class StoreServer:
     """A store inside this process, on Rust threads that never need the GIL.
 
@@ -350,6 +376,18 @@ class StoreClient:
 
         Stops at the first that is absent, corrupt, or of another size than its buffer; buffers from
         there on hold garbage. A corrupt block is dropped from the store.
+        """
+    def open(
+        self,
+        keys: Iterable[bytes],
+        buffers: Iterable[Buffer],
+        tenant: str = "",
+        *,
+        timeout_s: float | None = None,
+    ) -> Reading:
+        """Lease the leading present blocks, to be read plane by plane into writable buffers.
+
+        The buffers are of one size, that of a block; `timeout_s` covers the whole reading.
         """
     def put(
         self,

@@ -12,23 +12,50 @@
 namespace {
 
 constexpr int MAX_HEAD_DIM = 256;
+constexpr int AHEAD_KEYS = 64;  // decode streams KV from memory
 
-inline F load_as(const void *base, int64_t i, int32_t dtype) {
-  if (dtype == MK_F32) return load((const float *)base + i);
-  const uint16_t *p = (const uint16_t *)base + i;
-  return dtype == MK_BF16 ? load_bf16(p) : load_f16(p);
+template <int32_t DTYPE>
+inline F load_as(const void *base, int64_t i) {
+  if constexpr (DTYPE == MK_F32) return load((const float *)base + i);
+  else if constexpr (DTYPE == MK_BF16) return load_bf16((const uint16_t *)base + i);
+  else return load_f16((const uint16_t *)base + i);
 }
 
-// Sixteen rows of one head as floats, from position `key`; rows from `end` on become zeros.
-void widen_rows(const MkPool &pool, int64_t plane, const MkTile &tile, int key, int end,
-                float *out) {
-  const int64_t row = int64_t(pool.kv_heads) * pool.head_dim;
-  const uint8_t *block = pool.base + tile.table[key / pool.block_tokens] * pool.block_bytes + plane;
-  const int64_t first = key % pool.block_tokens * row + int64_t(tile.kv_head) * pool.head_dim;
-  for (int r = 0; r < LANES; r++)
-    for (int d = 0; d < pool.head_dim; d += LANES)
-      store(out + r * pool.head_dim + d,
-            key + r < end ? load_as(block, first + r * row + d, pool.dtype) : set1(0.f));
+// One head's rows in one plane of the pool.
+struct Source {
+  const uint8_t *base;
+  const int32_t *table;
+  int64_t block_bytes, row;  // bytes between blocks, and between tokens
+  int32_t block_tokens, row_bytes;
+
+  Source(const MkPool &pool, const MkTile &tile, int64_t plane) {
+    const int size = pool.dtype == MK_F32 ? 4 : 2;
+    row_bytes = pool.head_dim * size;
+    row = int64_t(pool.kv_heads) * row_bytes;
+    base = pool.base + plane + int64_t(tile.kv_head) * row_bytes;
+    table = tile.table;
+    block_bytes = pool.block_bytes;
+    block_tokens = pool.block_tokens;
+  }
+  const uint8_t *at(int key) const {
+    return base + table[key / block_tokens] * block_bytes + key % block_tokens * row;
+  }
+  // Asks for sixteen rows before they are needed.
+  void fetch(int key) const {
+    const uint8_t *from = at(key);
+    for (int r = 0; r < LANES; r++, from += row)
+      for (int byte = 0; byte < row_bytes; byte += 64) __builtin_prefetch(from + byte);
+  }
+};
+
+// Sixteen rows as floats, from position `key`; rows from `end` on become zeros.
+template <int32_t DTYPE>
+void widen_rows(const Source &source, int dim, int key, int end, float *out) {
+  const uint8_t *from = source.at(key);
+  const int rows = at_most(end - key, LANES);
+  for (int r = 0; r < rows; r++, from += source.row, out += dim)
+    for (int d = 0; d < dim; d += LANES) store(out + d, load_as<DTYPE>(from, d));
+  for (int i = 0; i < (LANES - rows) * dim; i += LANES) store(out + i, set1(0.f));
 }
 
 void scores_of_16(const float *keys, const float *query, int dim, float *out) {
@@ -74,16 +101,22 @@ inline void weigh(const float *values, const float *weights, int dim, float *eve
   for (int j = 0; j < VECTORS; j++) store(even + j * LANES, a[j]), store(odd + j * LANES, b[j]);
 }
 
-// One softmax block; queries are widened and scaled by log2(e).
+// One softmax block; queries are widened and scaled by log2(e). Its first touch of the KV is the
+// keys', so there it asks for the values too.
+template <int32_t DTYPE>
 void attend_block(const MkPool &pool, const MkTile &tile, const float *queries, int block,
                   float *part) {
   alignas(64) float rows[LANES * MAX_HEAD_DIM];
   alignas(64) float scores[COLUMNS][MK_KEY_BLOCK];
   alignas(64) float odd[COLUMNS][MAX_HEAD_DIM];
   const int dim = pool.head_dim, first = block * MK_KEY_BLOCK, stride = 2 + dim;
-  const int end = at_most(column_visible(tile, tile.count - 1), first + MK_KEY_BLOCK);
+  const int last = column_visible(tile, tile.count - 1);
+  const int end = at_most(last, first + MK_KEY_BLOCK);
+  const Source keys(pool, tile, pool.k_offset), values(pool, tile, pool.v_offset);
   for (int key = first; key < end; key += LANES) {
-    widen_rows(pool, pool.k_offset, tile, key, end, rows);
+    if (key + AHEAD_KEYS < last) keys.fetch(key + AHEAD_KEYS);
+    values.fetch(key);
+    widen_rows<DTYPE>(keys, dim, key, end, rows);
     for (int c = 0; c < tile.count; c++)
       scores_of_16(rows, queries + c * dim, dim, scores[c] + (key - first));
   }
@@ -96,7 +129,7 @@ void attend_block(const MkPool &pool, const MkTile &tile, const float *queries, 
     }
   }
   for (int key = first; key < end; key += LANES) {
-    widen_rows(pool, pool.v_offset, tile, key, end, rows);
+    widen_rows<DTYPE>(values, dim, key, end, rows);
     for (int c = 0; c < tile.count; c++) {
       const float *w = scores[c] + (key - first);
       float *even = part + c * stride + 2;
@@ -128,21 +161,31 @@ void merge(const MkPool *pool, const MkTile *tile, int32_t block, const float *l
   }
 }
 
-void attend(const MkPool *pool, const MkTile *tile, float scale, int32_t from, int32_t to,
-            float *part) {
+template <int32_t DTYPE>
+void attend_all(const MkPool &pool, const MkTile &tile, float scale, int from, int to,
+                float *part) {
   alignas(64) float queries[COLUMNS * MAX_HEAD_DIM];
   alignas(64) float later[COLUMNS * (2 + MAX_HEAD_DIM)];
-  const int dim = pool->head_dim;
+  const int dim = pool.head_dim;
   const F factor = set1(scale * 1.44269504f);
-  for (int c = 0; c < tile->count; c++)
+  for (int c = 0; c < tile.count; c++)
     for (int d = 0; d < dim; d += LANES) {
-      F q = load_as(tile->query, column_offset(*pool, *tile, c) + d, pool->dtype);
+      F q = load_as<DTYPE>(tile.query, column_offset(pool, tile, c) + d);
       store(queries + c * dim + d, q * factor);
     }
-  attend_block(*pool, *tile, queries, from, part);
+  attend_block<DTYPE>(pool, tile, queries, from, part);
   for (int block = from + 1; block < to; block++) {
-    attend_block(*pool, *tile, queries, block, later);
-    merge(pool, tile, block, later, part);
+    attend_block<DTYPE>(pool, tile, queries, block, later);
+    merge(&pool, &tile, block, later, part);
+  }
+}
+
+void attend(const MkPool *pool, const MkTile *tile, float scale, int32_t from, int32_t to,
+            float *part) {
+  switch (pool->dtype) {
+    case MK_BF16: return attend_all<MK_BF16>(*pool, *tile, scale, from, to, part);
+    case MK_F16: return attend_all<MK_F16>(*pool, *tile, scale, from, to, part);
+    default: return attend_all<MK_F32>(*pool, *tile, scale, from, to, part);
   }
 }
 

@@ -11,7 +11,7 @@ namespace {
 constexpr int PASS = 8;
 constexpr int AHEAD = 2048;  // elements
 
-template <int ROWS>
+template <int ROWS, bool FIRST>
 inline void multiply_rows(const uint16_t *a, int64_t lda, const uint16_t *weights, int k, float *c,
                           int64_t ldc) {
   __m512 acc[ROWS][2];
@@ -19,7 +19,7 @@ inline void multiply_rows(const uint16_t *a, int64_t lda, const uint16_t *weight
   for (int i = 0; i < k; i += 2) {
     // A 32 x 32 square holds two tiles of [16 pairs][16 columns][2].
     const uint16_t *w = weights + i / 32 * 1024 + i % 32 * 16;
-    if (ROWS < PASS) {  // few rows: the weights come from memory
+    if (FIRST) {  // the weights come from memory
       __builtin_prefetch(w + AHEAD);
       __builtin_prefetch(w + AHEAD + 512);
     }

@@ -7,19 +7,21 @@
 
 namespace {
 
-template <int ROWS>
+// FIRST: no pass has brought the weights into the cache yet.
+template <int ROWS, bool FIRST>
 inline void pass(const uint16_t *a, int64_t lda, int rows, const uint16_t *weights, int k,
                  float *c, int64_t ldc) {
-  int r = 0;
-  for (; r + ROWS <= rows; r += ROWS)
-    multiply_rows<ROWS>(a + r * lda, lda, weights, k, c + r * ldc, ldc);
-  if constexpr (ROWS > 1)
-    pass<ROWS / 2>(a + r * lda, lda, rows - r, weights, k, c + r * ldc, ldc);
+  if (rows >= ROWS) {
+    multiply_rows<ROWS, FIRST>(a, lda, weights, k, c, ldc);
+    pass<ROWS, false>(a + ROWS * lda, lda, rows - ROWS, weights, k, c + ROWS * ldc, ldc);
+  } else if constexpr (ROWS > 1) {
+    pass<ROWS / 2, FIRST>(a, lda, rows, weights, k, c, ldc);
+  }
 }
 
 inline void multiply(const uint16_t *a, int64_t lda, int rows, const uint16_t *weights, int k,
                      float *c, int64_t ldc) {
-  pass<PASS>(a, lda, rows, weights, k, c, ldc);
+  pass<PASS, true>(a, lda, rows, weights, k, c, ldc);
 }
 
 }  // namespace

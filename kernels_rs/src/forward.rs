@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    Buffer, Member, Result, Span,
+    Buffer, LayerGate, Member, Result, Span,
     attention::{Operands, Plan, Shared, Turns},
     error::require,
     ffi::{Gemm, Heads, Kernels, PANEL, PoolView, ROWS},
@@ -134,6 +134,7 @@ struct Run<'a> {
     scale: f32,
     act: Activations,
     logits: *mut f32,
+    gate: Option<&'a LayerGate>,
     turns: Vec<LayerTurns>,
     embed: AtomicUsize,
     last_norm: AtomicUsize,
@@ -143,7 +144,16 @@ struct Run<'a> {
 impl Model {
     /// Runs the batch, writes its KV into the pool, and fills `logits` with one row of `vocab`
     /// floats for each item that wants them, in order.
-    pub fn forward(&self, pool: &KvPool, items: &[Item<'_>], logits: &mut [f32]) -> Result<()> {
+    ///
+    /// With a gate, the KV before the batch is still arriving: each layer's attention waits for its
+    /// layer. When the gate fails, what was computed means nothing.
+    pub fn forward(
+        &self,
+        pool: &KvPool,
+        items: &[Item<'_>],
+        logits: &mut [f32],
+        gate: Option<&LayerGate>,
+    ) -> Result<()> {
         let (rows, spans) = Rows::new(&self.shape, pool, items)?;
         require!(
             logits.len() == rows.wanted.len() * self.shape.vocab,
@@ -168,6 +178,7 @@ impl Model {
             scale: geometry.scale,
             act: scratch.reserve(&self.shape, rows.token.len())?,
             logits: logits.as_mut_ptr(),
+            gate,
             turns: (0..self.shape.layers).map(|_| LayerTurns::default()).collect(),
             embed: AtomicUsize::new(0),
             last_norm: AtomicUsize::new(0),
@@ -280,6 +291,9 @@ impl Run<'_> {
             self.share(member, &turns.project, shape.heads + 2 * shape.kv_heads, |from, to| {
                 (self.kernels.project_heads)(&query, &heads, &view, from, to);
             });
+            if let Some(gate) = self.gate {
+                gate.wait(layer);
+            }
             self.plan.run(member, &operands, &turns.attention);
             member.barrier();
             let (bias, columns) = (address(&vectors.out_bias), shape.hidden as i32);

@@ -15,6 +15,7 @@ pub mod attention;
 mod error;
 mod ffi;
 mod forward;
+mod gate;
 mod geometry;
 mod isa;
 mod loader;
@@ -26,6 +27,7 @@ pub mod python;
 
 pub use error::{Error, Result};
 pub use forward::Item;
+pub use gate::LayerGate;
 pub use geometry::{Dtype, Geometry, Span};
 pub use isa::Isa;
 pub use loader::Loader;

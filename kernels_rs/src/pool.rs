@@ -21,18 +21,18 @@ use crate::{Error, Result};
 const SPINS: usize = 1000;
 
 /// Blocks until a condition holds: spins, then sleeps.
-struct Gate {
+pub(crate) struct Gate {
     sleepers: AtomicUsize,
     lock: Mutex<()>,
     changed: Condvar,
 }
 
 impl Gate {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { sleepers: AtomicUsize::new(0), lock: Mutex::new(()), changed: Condvar::new() }
     }
 
-    fn wait(&self, ready: impl Fn() -> bool) {
+    pub(crate) fn wait(&self, ready: impl Fn() -> bool) {
         for _ in 0..SPINS {
             if ready() {
                 return;
@@ -50,7 +50,7 @@ impl Gate {
 
     /// Call after the change that a waiter looks for. The fences pair: either the waiter sees the
     /// change, or this sees the sleeper; so the usual wake-up costs no system call.
-    fn wake(&self) {
+    pub(crate) fn wake(&self) {
         fence(SeqCst);
         if self.sleepers.load(SeqCst) > 0 {
             drop(lock(&self.lock));

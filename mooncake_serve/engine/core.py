@@ -31,6 +31,8 @@ from mooncake_serve.engine.protocol import (
     FinishEvent,
     FinishReason,
     GenerationRequest,
+    LayeredBackend,
+    LayerGate,
     ModelInfo,
     OnEvent,
     TokenEvent,
@@ -193,7 +195,7 @@ class EngineCore:
             from mooncake_serve._store import BlockShape
 
             shape = BlockShape(layout.dtype, layout.planes, layout.block_tokens, layout.channels)
-            self._loader = Loader(self._store, backend, self._post_load_done)
+            self._loader = Loader(self._store, backend, self._post_load_begun, self._post_load_done)
             self._publisher = Publisher(
                 self._store, backend, shape, self._post_release, PUBLISH_QUEUE_BLOCKS
             )
@@ -237,17 +239,38 @@ class EngineCore:
 
     def _run(self, step: Step) -> None:
         begun = time.monotonic()
+        logits = self._forward(step, lambda: self._backend.forward(step.items))
+        if logits is None:
+            return
+        if len(step.items) == 1:
+            item = step.items[0]
+            self._curve.observe(len(item.tokens), item.start, time.monotonic() - begun)
+        self._account(step, logits)
+
+    def _run_behind(self, load: Load, gate: LayerGate) -> None:
+        """Run the forward after a load while its last layers arrive, if nobody else could run."""
+        step, backend = self._scheduler.plan_behind(load), self._backend
+        if step is None or not isinstance(backend, LayeredBackend):
+            return
+        logits = self._forward(step, lambda: backend.forward_behind(step.items, gate))
+        if logits is not None:
+            load.settled = True
+            self._scheduler.load_done(load, len(load.blocks))
+            self._account(step, logits)
+
+    def _forward(
+        self, step: Step, forward: Callable[[], torch.Tensor | None]
+    ) -> torch.Tensor | None:
         try:
-            logits = self._backend.forward(step.items)
+            return forward()
         except (RuntimeError, MemoryError) as err:
             log.exception("a forward failed")
             for sequence in step.sequences:
                 job = self._jobs[sequence.request.request_id]
                 self._end(job, FailEvent(EngineFailed(f"a forward failed: {err}")))
-            return
-        if len(step.items) == 1:
-            item = step.items[0]
-            self._curve.observe(len(item.tokens), item.start, time.monotonic() - begun)
+            return None
+
+    def _account(self, step: Step, logits: torch.Tensor) -> None:
         sequences, completed = self._scheduler.complete(step)
         self._publish(completed)
         jobs = [self._jobs[sequence.request.request_id] for sequence in sequences]
@@ -339,8 +362,11 @@ class EngineCore:
         layout = self.info.layout
         return block_keys(self.info.namespace, tenant_salt, array("I", tokens), layout.block_tokens)
 
+    def _post_load_begun(self, load: Load, gate: LayerGate) -> None:
+        self._inbox.put(lambda: self._run_behind(load, gate))
+
     def _post_load_done(self, load: Load, loaded: int) -> None:
-        self._inbox.put(lambda: self._scheduler.load_done(load, loaded))
+        self._inbox.put(lambda: None if load.settled else self._scheduler.load_done(load, loaded))
 
     def _post_release(self, block: Completed) -> None:
         self._inbox.put(lambda: self._pool.release(block.block))

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from mooncake_serve._store import cpu
 from mooncake_serve.engine.namespace import ENGINE_VERSION
 from mooncake_serve.engine.probe import check_logits, own_logits
-from mooncake_serve.engine.protocol import KVLayout, WorkItem
+from mooncake_serve.engine.protocol import KVLayout, LayerGate, WorkItem
 from mooncake_serve.errors import ConfigError, UnsupportedModel
 from mooncake_serve.models import LoadedModel
 
@@ -96,11 +96,20 @@ class NativeBackend:
         """Reserve the pool, zeroed, with every page present."""
         self._pool = memoryview(self._model.allocate_pool(blocks))
 
-    def forward(self, batch: Sequence[WorkItem]) -> torch.Tensor:
+    def forward(self, batch: Sequence[WorkItem], gate: LayerGate | None = None) -> torch.Tensor:
         """Any batch of any chunks of different sequences."""
         logits = torch.empty((sum(item.logits for item in batch), self.vocab_size))
-        self._model.forward(self._pool.obj, list(batch), logits.data_ptr(), logits.numel())
+        self._model.forward(self._pool.obj, list(batch), logits.data_ptr(), logits.numel(), gate)
         return logits
+
+    def make_gate(self) -> LayerGate:
+        """A closed gate for one load."""
+        return cpu.LayerGate()
+
+    def forward_behind(self, batch: Sequence[WorkItem], gate: LayerGate) -> torch.Tensor | None:
+        """`forward` whose attention waits for each layer in turn; None when the gate failed."""
+        logits = self.forward(batch, gate)
+        return None if cast(Any, gate).failed else logits
 
     def view_block(self, block: int) -> memoryview | None:
         """The block's bytes."""

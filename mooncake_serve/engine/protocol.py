@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -282,4 +282,33 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release weights and pool."""
+        ...
+
+
+class LayerGate(Protocol):
+    """Says how many layers of a load have arrived. Thread-safe."""
+
+    def open(self, layers: int) -> None:
+        """The first `layers` layers may be read."""
+        ...
+
+    def fail(self) -> None:
+        """The other layers will not arrive; nothing once all have."""
+        ...
+
+
+@runtime_checkable
+class LayeredBackend(Backend, Protocol):
+    """A backend whose forward can begin while the KV before it arrives."""
+
+    def make_gate(self) -> LayerGate:
+        """A closed gate for one load."""
+        ...
+
+    def forward_behind(self, batch: Sequence[WorkItem], gate: LayerGate) -> torch.Tensor | None:
+        """`forward` whose attention waits for each layer in turn; None when the gate failed.
+
+        The same bits as `forward` after the load. A forward that was in vain wrote nothing but the
+        KV of its own tokens.
+        """
         ...

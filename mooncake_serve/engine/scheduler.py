@@ -34,13 +34,15 @@ class Step:
     items: list[WorkItem]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Load:
     """Blocks to read from the store, if it has them; they follow what `sequence` has computed."""
 
     sequence: Sequence
     keys: list[bytes]
     blocks: list[int]
+    settled: bool = False
+    """A forward behind it has told that all arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,27 @@ class Scheduler:
             sequence.count_cached(sequence.next_block, store=True)
             self._publish(sequence, sequence.next_block)
             sequence.computed += self.limits.block_tokens
+
+    def plan_behind(self, load: Load) -> Step | None:
+        """The forward that follows a load, to be run while the load's last layers arrive.
+
+        None when others could run meanwhile, because it may wait for the load, or when there is no
+        room. Changes nothing but the table; `load_done` and `complete` follow if all arrived.
+        """
+        sequence = load.sequence
+        idle = all(each is sequence or each.phase is Phase.LOADING for each in self.active)
+        if sequence.ended or self.waiting or not idle:
+            return None
+        start = sequence.computed + len(load.keys) * self.limits.block_tokens
+        if start // self.limits.block_tokens == len(sequence.table):
+            block = self.pool.allocate()
+            if block is None:
+                return None
+            sequence.table.append(block)
+        end = sequence.end_after(start)
+        tokens = sequence.tokens[start:end]
+        item = WorkItem(tokens, start, sequence.table, end == len(sequence.tokens))
+        return Step([sequence], [item])
 
     def plan(self) -> Step | None:
         """The next forward, or None when everything waits for a load, a release or a request."""

@@ -76,9 +76,13 @@ class Sequence:
     @property
     def next_end(self) -> int:
         """Position up to which the next forward computes."""
-        if self.next_block < self.canonical_blocks:
-            return self.computed + self.block_tokens
-        return max(self.prompt_tokens, self.computed + 1)
+        return self.end_after(self.computed)
+
+    def end_after(self, computed: int) -> int:
+        """Position up to which the forward computes that begins at `computed`."""
+        if computed // self.block_tokens < self.canonical_blocks:
+            return computed + self.block_tokens
+        return max(self.prompt_tokens, computed + 1)
 
     @property
     def blocks_needed(self) -> int:

@@ -13,13 +13,26 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
-from mooncake_serve.engine.protocol import Backend
+from mooncake_serve.engine.protocol import Backend, LayeredBackend, LayerGate
 from mooncake_serve.engine.scheduler import Completed, Load
 
 if TYPE_CHECKING:
     from mooncake_serve._store import BlockShape
+
+
+class Reading(Protocol):
+    """Leading present blocks on their way into buffers; `_store.Reading` is one."""
+
+    def __len__(self) -> int:
+        """Blocks that can still be read."""
+        ...
+
+    def read_planes(self, first: int, end: int) -> int:
+        """Copy planes [first, end) of every block, verified; how many leading blocks are left."""
+        ...
 
 
 class BlockStore(Protocol):
@@ -38,6 +51,12 @@ class BlockStore(Protocol):
         """Fill the leading buffers with verified bytes; how many were filled."""
         ...
 
+    def open(
+        self, keys: Sequence[bytes], buffers: Sequence[memoryview], tenant: str = ""
+    ) -> AbstractContextManager[Reading | None]:
+        """Leading present blocks, to be read plane by plane; None when the store is away."""
+        ...
+
     def put(
         self,
         keys: Sequence[bytes],
@@ -54,17 +73,26 @@ class Loader:
     """Reads matching blocks from the store into pool blocks, one load after another."""
 
     def __init__(
-        self, store: BlockStore, backend: Backend, done: Callable[[Load, int], None]
+        self,
+        store: BlockStore,
+        backend: Backend,
+        begun: Callable[[Load, LayerGate], None],
+        done: Callable[[Load, int], None],
     ) -> None:
         self._store = store
         self._backend = backend
+        self._begun = begun
         self._done = done
         self._queue: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kv-loader", daemon=True)
         self._thread.start()
 
     def start(self, load: Load) -> None:
-        """Begin a load; `done(load, blocks)` follows."""
+        """Begin a load; `done(load, blocks)` follows.
+
+        Before it may come `begun(load, gate)`: all blocks are in the store, and the first layer has
+        arrived. The gate then fails if `done` will report fewer blocks.
+        """
         self._queue.put(load)
 
     def close(self) -> None:
@@ -85,7 +113,7 @@ class Loader:
         views = [self._backend.view_block(block) for block in blocks]
         in_place = [view for view in views if view is not None]
         if len(in_place) == count:
-            return self._read_in_place(keys, in_place, tenant)
+            return self._read_in_place(load, keys, in_place)
         staging = memoryview(bytearray(self._backend.layout.block_bytes))
         for index, (key, block) in enumerate(zip(keys, blocks, strict=True)):
             if self._store.read_into([key], [staging], tenant) == 0:
@@ -94,16 +122,36 @@ class Loader:
         return count
 
     def _read_in_place(
-        self, keys: Sequence[bytes], views: Sequence[memoryview], tenant: str
+        self, load: Load, keys: Sequence[bytes], views: Sequence[memoryview]
     ) -> int:
         """Each read waits for blocks on their way here as long as it may; go on while they come."""
         read = 0
+        if len(keys) == len(load.keys) and isinstance(self._backend, LayeredBackend):
+            read = self._read_layers(load, views, self._backend.make_gate())
         while read < len(keys):
-            more = self._store.read_into(keys[read:], views[read:], tenant)
+            more = self._store.read_into(keys[read:], views[read:], load.sequence.request.tenant)
             if more == 0:
                 break
             read += more
         return read
+
+    def _read_layers(self, load: Load, views: Sequence[memoryview], gate: LayerGate) -> int:
+        """Layer by layer; whatever happens, the forward behind the gate does not wait for ever."""
+        wanted = left = len(views)
+        try:
+            with self._store.open(load.keys, views, load.sequence.request.tenant) as reading:
+                for layer in range(self._backend.layout.layers):
+                    left = 0 if reading is None else reading.read_planes(2 * layer, 2 * layer + 2)
+                    if left < wanted:
+                        gate.fail()
+                        continue
+                    gate.open(layer + 1)
+                    if layer == 0:
+                        self._begun(load, gate)
+        except BaseException:
+            gate.fail()
+            raise
+        return left
 
 
 class Publisher:

@@ -17,11 +17,12 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mooncake_serve._store import BlockShape, StoreClient
+from mooncake_serve._store import BlockShape, Reading, StoreClient
 from mooncake_serve.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -115,6 +116,28 @@ class NodeStore:
             self._read_rates.append(read_bytes / (time.monotonic() - begun))
         self._count(read_blocks=read or 0, read_bytes=read_bytes)
         return read or 0
+
+    @contextmanager
+    def open(
+        self, keys: Sequence[bytes], buffers: Sequence[Buffer], tenant: str = ""
+    ) -> Iterator[Reading | None]:
+        """Leading present blocks, to be read plane by plane; None without a store.
+
+        Gives up when `read_into` would.
+        """
+        sizes = [memoryview(buffer).nbytes for buffer in buffers]
+        timeout_s = max(READ_TIMEOUT_MIN_S, sum(sizes) / READ_BYTES_PER_S_MIN)
+        reading = self._call(lambda client: client.open(keys, buffers, tenant, timeout_s=timeout_s))
+        if reading is None:
+            yield None
+            return
+        with reading:
+            begun = time.monotonic()
+            yield reading
+            read_bytes = sum(sizes[: len(reading)])
+            if read_bytes:
+                self._read_rates.append(read_bytes / (time.monotonic() - begun))
+            self._count(read_blocks=len(reading), read_bytes=read_bytes)
 
     @property
     def read_bytes_per_s(self) -> float:

@@ -4,8 +4,9 @@
 //! checksum covers is what was stored, whatever a client does to its buffer meanwhile. Reading
 //! verifies in the same pass that copies; anything that does not match is `Corrupt`, never bytes.
 
+pub use mooncake_codec::Decoder;
 use mooncake_codec::{
-    BlockWriter, Codec, CodecError, Decoder, Dtype, Encoder, Header, Shape, decode_into, header_len,
+    BlockWriter, Codec, CodecError, Dtype, Encoder, Header, Shape, decode_into, header_len,
 };
 
 use crate::error::{Error, Result};
@@ -137,6 +138,37 @@ fn codec_of(header: &Header) -> u8 {
 /// Copy or decode a whole container into `out`, verified.
 pub fn read_into(container: &[u8], out: &mut [u8]) -> std::result::Result<(), Corrupt> {
     decode_into(container, out).map(|_| ()).map_err(|_| Corrupt)
+}
+
+/// The planes of one container, in any order.
+pub struct Planes {
+    header: Header,
+    plane: usize,
+}
+
+impl Planes {
+    /// Check the header of a container.
+    pub fn of(container: &[u8]) -> std::result::Result<Self, Corrupt> {
+        let header = Header::parse(container).map_err(|_| Corrupt)?;
+        let plane = header.shape.plane_bytes().ok_or(Corrupt)?;
+        Ok(Self { header, plane })
+    }
+
+    /// Copy or decode some planes to their places in `out`, the whole block's, verified.
+    pub fn read(
+        &self,
+        decoder: &mut Decoder,
+        container: &[u8],
+        planes: std::ops::Range<u32>,
+        out: &mut [u8],
+    ) -> std::result::Result<(), Corrupt> {
+        for index in planes {
+            let start = index as usize * self.plane;
+            let target = out.get_mut(start..start + self.plane).ok_or(Corrupt)?;
+            decoder.plane(container, &self.header, index, target).map_err(|_| Corrupt)?;
+        }
+        Ok(())
+    }
 }
 
 /// Bytes of the block in a container.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,12 +28,37 @@ WAIT_S = 240.0
 """Bound of every wait; a test that reaches it has hung."""
 
 
+@dataclass
+class DictReading:
+    """Blocks of a `DictStore`, read plane by plane."""
+
+    blocks: list[bytes]
+    buffers: Sequence[memoryview]
+    store: DictStore
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def read_planes(self, first: int, end: int) -> int:
+        left = self.store.before_planes(first, len(self.blocks))
+        size = len(self.blocks[0]) // self.store.planes
+        part = slice(first * size, end * size)
+        for block, buffer in zip(self.blocks[:left], self.buffers, strict=False):
+            buffer[part] = block[part]
+        del self.blocks[left:]
+        self.store.reads += left if end == self.store.planes else 0
+        return left
+
+
 class DictStore:
     """A store without a server: what `NodeStore` promises, in one dictionary."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, bytes] = {}
         self.reads = 0
+        self.planes = 1
+        self.before_planes: Callable[[int, int], int] = lambda first, blocks: blocks
+        """Called before planes are read; how many blocks are to be left."""
 
     def match(self, keys: Sequence[bytes], tenant: str = "") -> int:
         return next((n for n, key in enumerate(keys) if key not in self.blocks), len(keys))
@@ -47,6 +72,10 @@ class DictStore:
         self.reads += count
         return count
 
+    @contextmanager
+    def open(self, keys: Sequence[bytes], buffers: Sequence[memoryview], tenant: str = ""):
+        yield DictReading([self.blocks[key] for key in keys[: self.match(keys)]], buffers, self)
+
     def put(
         self,
         keys: Sequence[bytes],
@@ -56,6 +85,7 @@ class DictStore:
         tenant: str = "",
     ) -> list[str]:
         answers = []
+        self.planes = getattr(shape, "planes", 1)
         for key, buffer in zip(keys, buffers, strict=True):
             answers.append("present" if key in self.blocks else "stored")
             self.blocks.setdefault(key, bytes(buffer))

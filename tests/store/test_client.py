@@ -104,6 +104,44 @@ def test_a_corrupt_block_is_a_miss_and_is_dropped(client: StoreClient) -> None:
     assert client.match(keys) == 2
 
 
+def test_blocks_are_read_plane_by_plane(client: StoreClient) -> None:
+    keys, parents = chain("a", 4)
+    data = blocks(3)
+    client.put(keys[:3], parents[:3], data, SHAPE)
+    buffers = [bytearray(SHAPE.nbytes) for _ in keys]
+    plane = SHAPE.nbytes // SHAPE.planes
+    with client.open(keys, buffers) as reading:
+        assert len(reading) == 3
+        assert client.stats()["leases"] == 3
+        for first in (2, 0):
+            assert reading.read_planes(first, first + 2) == 3
+            part = slice(first * plane, (first + 2) * plane)
+            assert [buffer[part] for buffer in buffers[:3]] == [each[part] for each in data]
+        assert reading.read_planes(SHAPE.planes, SHAPE.planes + 1) == 0
+    assert client.stats()["leases"] == 0
+    assert len(reading) == 0
+    with pytest.raises(ValueError, match="closed"):
+        reading.read_planes(0, 1)
+    with pytest.raises(ValueError, match="size"):
+        client.open(keys[:2], [bytearray(SHAPE.nbytes), bytearray(8)])
+    with client.open(keys, [bytearray(8) for _ in keys]) as other:
+        assert len(other) == 0
+
+
+def test_a_corrupt_plane_ends_the_reading_at_its_block(client: StoreClient) -> None:
+    keys, parents = chain("a", 3)
+    data = blocks(3)
+    client.put(keys, parents, data, SHAPE)
+    flip_byte(client, keys[1], SHAPE.nbytes - 1)
+    buffers = [bytearray(SHAPE.nbytes) for _ in keys]
+    with client.open(keys, buffers) as reading:
+        assert [reading.read_planes(plane, plane + 1) for plane in range(4)] == [3, 3, 3, 1]
+        assert len(reading) == 1
+    assert buffers[0] == data[0]
+    assert client.stats()["corrupt_dropped"] == 1
+    assert client.match(keys) == 1
+
+
 def test_a_damaged_header_is_a_miss(client: StoreClient) -> None:
     keys, parents = chain("a", 1)
     client.put(keys, parents, blocks(1), SHAPE)

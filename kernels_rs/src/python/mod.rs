@@ -37,6 +37,7 @@ pub fn register(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<model::ModelLoader>()?;
     module.add_class::<model::NativeModel>()?;
     module.add_class::<model::KvMemory>()?;
+    module.add_class::<model::LayerGate>()?;
     module.add("FINGERPRINT", FINGERPRINT)?;
     module.add("ISA", Isa::best().name())?;
     let available = Isa::ALL.into_iter().filter(|isa| isa.available());

@@ -125,6 +125,7 @@ impl NativeModel {
     }
 
     /// Items are (tokens, start, table, wants_logits); `logits` is the address of `count` floats.
+    #[pyo3(signature = (pool, items, logits, count, gate=None))]
     fn forward(
         &self,
         py: Python<'_>,
@@ -132,6 +133,7 @@ impl NativeModel {
         items: Vec<(Vec<u32>, usize, Vec<i32>, bool)>,
         logits: usize,
         count: usize,
+        gate: Option<&LayerGate>,
     ) -> PyResult<()> {
         let items: Vec<_> = items
             .iter()
@@ -151,9 +153,39 @@ impl NativeModel {
                 // SAFETY: the caller's address holds `count` floats, which nobody else uses.
                 _ => unsafe { std::slice::from_raw_parts_mut(logits as *mut f32, count) },
             };
-            self.model.forward(&pool.pool, &items, logits)
+            self.model.forward(&pool.pool, &items, logits, gate.map(|gate| &gate.gate))
         })?;
         Ok(())
+    }
+}
+
+/// Lets a forward begin while the KV before it arrives, layer by layer.
+#[pyclass(frozen, module = "mooncake_serve._store.cpu")]
+pub(super) struct LayerGate {
+    gate: crate::LayerGate,
+}
+
+#[pymethods]
+impl LayerGate {
+    #[new]
+    fn new() -> Self {
+        Self { gate: crate::LayerGate::default() }
+    }
+
+    /// The first `layers` layers have arrived.
+    fn open(&self, layers: usize) {
+        self.gate.open(layers);
+    }
+
+    /// The other layers will not arrive.
+    fn fail(&self) {
+        self.gate.fail();
+    }
+
+    /// Whether `fail` was called.
+    #[getter]
+    fn failed(&self) -> bool {
+        self.gate.failed()
     }
 }
 

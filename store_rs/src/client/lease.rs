@@ -4,11 +4,12 @@
 //! bytes stay readable even after the store died. The bytes are a view: unverified until `verify`
 //! or a copy through `read_into`.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::connection::Connection;
 use crate::arena::ArenaView;
-use crate::block::{self, Corrupt};
+use crate::block::{self, Corrupt, Decoder, Planes};
 use crate::wire::{BlockShape, LeaseEntry, Request};
 
 /// A leased block. Dropping it ends the lease.
@@ -60,6 +61,22 @@ impl Lease {
     /// Copy or decode the block into `out`, verified. Reported to the store if corrupt.
     pub fn read_into(&self, out: &mut [u8]) -> Result<(), Corrupt> {
         block::read_into(self.container(), out).inspect_err(|_| self.report())
+    }
+
+    /// The block's planes, to be read one by one.
+    pub(super) fn planes(&self) -> Result<Planes, Corrupt> {
+        Planes::of(self.container()).inspect_err(|_| self.report())
+    }
+
+    /// Copy or decode some planes to their places in `out`, verified. Reported if corrupt.
+    pub(super) fn read_planes(
+        &self,
+        of: &Planes,
+        decoder: &mut Decoder,
+        planes: Range<u32>,
+        out: &mut [u8],
+    ) -> Result<(), Corrupt> {
+        of.read(decoder, self.container(), planes, out).inspect_err(|_| self.report())
     }
 
     /// Whether this process was forked from the one that holds the lease; it maps nothing then.

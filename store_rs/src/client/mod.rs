@@ -11,6 +11,7 @@ mod deadline;
 mod lease;
 mod prefault;
 mod put;
+mod reading;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -26,6 +27,7 @@ pub use deadline::Deadline;
 pub use lease::Lease;
 pub use put::PutBlock;
 use put::Writer;
+pub use reading::Reading;
 
 /// A connected client.
 pub struct Client {

@@ -67,6 +67,15 @@ impl Buffers {
         Err(PyValueError::new_err(format!("{got} buffers for {count} keys; give one per key")))
     }
 
+    /// Bytes of each, which are the same for all; 0 without any.
+    pub(super) fn common_size(&self) -> PyResult<usize> {
+        let size = self.0.first().map_or(0, PyUntypedBuffer::len_bytes);
+        if self.0.iter().all(|buffer| buffer.len_bytes() == size) {
+            return Ok(size);
+        }
+        Err(PyValueError::new_err("the buffers differ in size; blocks of a chain do not"))
+    }
+
     /// Bytes to read.
     pub(super) fn slices(&self) -> Vec<&[u8]> {
         let slice = |buffer: &PyUntypedBuffer| match buffer.len_bytes() {

@@ -11,6 +11,7 @@ use super::arguments::{self, Buffers};
 use super::cluster::ClusterView;
 use super::errors::raise;
 use super::lease::Lease;
+use super::reading::Reading;
 use super::server::stats_dict;
 use super::shape::BlockShape;
 use crate::client::{Client, Deadline, PutBlock};
@@ -119,6 +120,24 @@ impl StoreClient {
         self.call(py, timeout_s, |client, deadline| {
             client.read_into(&keys, &mut slices, tenant, deadline)
         })
+    }
+
+    #[pyo3(signature = (keys, buffers, tenant="", *, timeout_s=None))]
+    fn open(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        buffers: &Bound<'_, PyAny>,
+        tenant: &str,
+        timeout_s: Option<f64>,
+    ) -> PyResult<Reading> {
+        let keys = arguments::keys(keys)?;
+        let buffers = Buffers::of(buffers, keys.len(), true)?;
+        let nbytes = buffers.common_size()?;
+        let deadline = arguments::deadline(timeout_s.unwrap_or(self.timeout_s))?;
+        let reading = self
+            .call(py, timeout_s, |client, deadline| client.open(&keys, nbytes, tenant, deadline))?;
+        Ok(Reading::new(reading, buffers, deadline))
     }
 
     #[pyo3(signature = (keys, parents, buffers, shape, tenant="", *, timeout_s=None))]

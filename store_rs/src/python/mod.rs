@@ -12,6 +12,7 @@ mod keys;
 mod lease;
 mod peer;
 mod route;
+mod reading;
 mod server;
 mod shape;
 
@@ -27,6 +28,7 @@ fn _store(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<peer::PeerSettings>()?;
     module.add_class::<route::Route>()?;
     module.add_class::<route::RoutePlanner>()?;
+    module.add_class::<reading::Reading>()?;
     module.add_class::<server::StoreServer>()?;
     module.add_class::<shape::BlockShape>()?;
     module.add_function(wrap_pyfunction!(keys::block_keys, module)?)?;

@@ -1,0 +1,78 @@
+//! Reading many blocks plane by plane, so that the first layers can be used while others arrive.
+//!
+//! Holds the blocks' leases until it is dropped. What it has copied is verified, plane by plane. A
+//! block that turns out corrupt ends the reading there: it and those after it are given up.
+
+use std::ops::Range;
+
+use super::{Client, Deadline, Lease, check_tenant};
+use crate::block::{Decoder, Planes};
+use crate::error::Result;
+use crate::key::Key;
+use crate::wire::MAX_ITEMS;
+
+/// Leading present blocks of a chain, on their way into buffers.
+pub struct Reading {
+    blocks: Vec<(Lease, Planes)>,
+    decoder: Decoder,
+}
+
+impl Client {
+    /// Lease the leading present blocks of `keys`, those of `nbytes` bytes each.
+    pub fn open(
+        &self,
+        keys: &[Key],
+        nbytes: usize,
+        tenant: &str,
+        deadline: Deadline,
+    ) -> Result<Reading> {
+        check_tenant(tenant)?;
+        let mut blocks = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(MAX_ITEMS) {
+            let wanted = blocks.len() + keys.len();
+            let leases = self.lease_some(keys, tenant, true, deadline)?.into_iter().flatten();
+            blocks.extend(leases.map_while(|lease| {
+                let fits = lease.raw_bytes() == Ok(nbytes);
+                let planes = fits.then(|| lease.planes().ok())??;
+                Some((lease, planes))
+            }));
+            if blocks.len() < wanted {
+                break;
+            }
+        }
+        Ok(Reading { blocks, decoder: Decoder::new() })
+    }
+}
+
+impl Reading {
+    /// Blocks that can still be read.
+    pub fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Copy some planes of every block to their places in its buffer; how many blocks are left. The
+    /// one at which the deadline passes, and those after it, are given up.
+    pub fn read_planes(
+        &mut self,
+        planes: &Range<u32>,
+        buffers: &mut [&mut [u8]],
+        deadline: Deadline,
+    ) -> usize {
+        let mut left = 0;
+        for ((lease, of), buffer) in self.blocks.iter().zip(buffers) {
+            let read = lease.read_planes(of, &mut self.decoder, planes.clone(), buffer);
+            if read.is_err() || deadline.passed() {
+                break;
+            }
+            left += 1;
+        }
+        self.blocks.truncate(left);
+        self.blocks.len()
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        Lease::end_all(self.blocks.drain(..).map(|(lease, _)| lease).collect());
+    }
+}
