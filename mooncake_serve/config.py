@@ -56,6 +56,9 @@ class EngineConfig(Section):
     device: str = "auto"
     """"auto", "cpu", "cuda" or "cuda:1"."""
     threads: int = Field(default=1, ge=1, le=256)
+    isa: Literal["avx2", "avx512", "avx512_bf16", "amx"] | None = None
+    """Instruction set of the native backend; None takes the machine's best. Replicas on different
+    CPUs share KV if all are held to one that each of them has."""
     block_tokens: int | None = Field(default=None, ge=16, le=1024)
     """Tokens of a KV block; None takes what was measured best for the backend."""
     pool: Size = ByteSize(GIB)

@@ -13,6 +13,8 @@ namespace {
 
 constexpr int MAX_HEAD_DIM = 256;
 constexpr int AHEAD_KEYS = 64;  // decode streams KV from memory
+// Up to so many columns, to widen a row again for each costs less than to keep it widened.
+constexpr int FEW = 4;
 
 template <int32_t DTYPE>
 inline F load_as(const void *base, int64_t i) {
@@ -58,12 +60,26 @@ void widen_rows(const Source &source, int dim, int key, int end, float *out) {
   for (int i = 0; i < (LANES - rows) * dim; i += LANES) store(out + i, set1(0.f));
 }
 
-void scores_of_16(const float *keys, const float *query, int dim, float *out) {
+// Where a product finds element vector d of row k: among widened rows, or in the pool.
+struct Widened {
+  const float *rows;
+  int dim;
+  F operator()(int k, int d) const { return load(rows + k * dim + d); }
+};
+template <int32_t DTYPE>
+struct InPlace {
+  const uint8_t *rows;
+  int64_t row;
+  F operator()(int k, int d) const { return load_as<DTYPE>(rows + k * row, d); }
+};
+
+template <class Rows>
+inline void scores_of_16(Rows rows, const float *query, int dim, float *out) {
   F acc[LANES];
   for (int k = 0; k < LANES; k++) acc[k] = set1(0.f);
   for (int d = 0; d < dim; d += LANES) {
     F q = load(query + d);
-    for (int k = 0; k < LANES; k++) acc[k] = fma(load(keys + k * dim + d), q, acc[k]);
+    for (int k = 0; k < LANES; k++) acc[k] = fma(rows(k, d), q, acc[k]);
   }
   store(out, sum_each(acc));
 }
@@ -87,18 +103,31 @@ void softmax(float *scores, int seen, float *part) {
 }
 
 // Two running sums, of even and odd keys: enough independent chains to fill the FMA units.
-template <int VECTORS>
-inline void weigh(const float *values, const float *weights, int dim, float *even, float *odd) {
+template <int VECTORS, class Rows>
+inline void weigh(Rows rows, int d, const float *weights, float *even, float *odd) {
   F a[VECTORS], b[VECTORS];
-  for (int j = 0; j < VECTORS; j++) a[j] = load(even + j * LANES), b[j] = load(odd + j * LANES);
+  for (int j = 0; j < VECTORS; j++) {
+    a[j] = load(even + d + j * LANES);
+    b[j] = load(odd + d + j * LANES);
+  }
   for (int k = 0; k < LANES; k += 2) {
     F w = set1(weights[k]), x = set1(weights[k + 1]);
     for (int j = 0; j < VECTORS; j++) {
-      a[j] = fma(load(values + k * dim + j * LANES), w, a[j]);
-      b[j] = fma(load(values + (k + 1) * dim + j * LANES), x, b[j]);
+      a[j] = fma(rows(k, d + j * LANES), w, a[j]);
+      b[j] = fma(rows(k + 1, d + j * LANES), x, b[j]);
     }
   }
-  for (int j = 0; j < VECTORS; j++) store(even + j * LANES, a[j]), store(odd + j * LANES, b[j]);
+  for (int j = 0; j < VECTORS; j++) {
+    store(even + d + j * LANES, a[j]);
+    store(odd + d + j * LANES, b[j]);
+  }
+}
+
+template <class Rows>
+inline void weigh_16(Rows rows, int dim, const float *weights, float *even, float *odd) {
+  int d = 0;
+  for (; d + 4 * LANES <= dim; d += 4 * LANES) weigh<4>(rows, d, weights, even, odd);
+  for (; d < dim; d += LANES) weigh<1>(rows, d, weights, even, odd);
 }
 
 // One softmax block; queries are widened and scaled by log2(e). Its first touch of the KV is the
@@ -113,12 +142,22 @@ void attend_block(const MkPool &pool, const MkTile &tile, const float *queries, 
   const int last = column_visible(tile, tile.count - 1);
   const int end = at_most(last, first + MK_KEY_BLOCK);
   const Source keys(pool, tile, pool.k_offset), values(pool, tile, pool.v_offset);
+  auto each_column = [&](const Source &source, int key, auto work) {
+    const bool in_place = tile.count <= FEW && key + LANES <= end;
+    if (in_place) {
+      const InPlace<DTYPE> from{source.at(key), source.row};
+      for (int c = 0; c < tile.count; c++) work(c, from);
+    } else {
+      widen_rows<DTYPE>(source, dim, key, end, rows);
+      for (int c = 0; c < tile.count; c++) work(c, Widened{rows, dim});
+    }
+  };
   for (int key = first; key < end; key += LANES) {
     if (key + AHEAD_KEYS < last) keys.fetch(key + AHEAD_KEYS);
     values.fetch(key);
-    widen_rows<DTYPE>(keys, dim, key, end, rows);
-    for (int c = 0; c < tile.count; c++)
-      scores_of_16(rows, queries + c * dim, dim, scores[c] + (key - first));
+    each_column(keys, key, [&](int c, auto from) {
+      scores_of_16(from, queries + c * dim, dim, scores[c] + (key - first));
+    });
   }
   for (int c = 0; c < tile.count; c++) {
     const int seen = column_visible(tile, c) - first;
@@ -129,14 +168,9 @@ void attend_block(const MkPool &pool, const MkTile &tile, const float *queries, 
     }
   }
   for (int key = first; key < end; key += LANES) {
-    widen_rows<DTYPE>(values, dim, key, end, rows);
-    for (int c = 0; c < tile.count; c++) {
-      const float *w = scores[c] + (key - first);
-      float *even = part + c * stride + 2;
-      int d = 0;
-      for (; d + 4 * LANES <= dim; d += 4 * LANES) weigh<4>(rows + d, w, dim, even + d, odd[c] + d);
-      for (; d < dim; d += LANES) weigh<1>(rows + d, w, dim, even + d, odd[c] + d);
-    }
+    each_column(values, key, [&](int c, auto from) {
+      weigh_16(from, dim, scores[c] + (key - first), part + c * stride + 2, odd[c]);
+    });
   }
   for (int c = 0; c < tile.count; c++)
     for (int d = 0; d < dim; d += LANES) {

@@ -13,6 +13,8 @@ import itertools
 import os
 import random
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +24,7 @@ from typing import Any
 
 import torch
 
+from mooncake_serve.bench.decode_long import BATCH, CONTEXT, decode_long
 from mooncake_serve.bench.report import emit, machine, progress, version
 from mooncake_serve.bench.store import memcpy_rate, running_store
 from mooncake_serve.config import AppConfig, ModelConfig
@@ -43,6 +46,13 @@ TAIL_TOKENS = 32
 LONGEST = 7000
 WAIT_S = 600.0
 DECODE_PROMPT, DECODE_TOKENS = 64, 48
+ONEDNN_ISAS = {
+    "avx2": "AVX2",
+    "avx512": "AVX512_CORE",
+    "avx512_bf16": "AVX512_CORE_BF16",
+    "amx": "AVX512_CORE_AMX",
+}
+"""Ours to oneDNN's own name."""
 
 _numbers = itertools.count()
 
@@ -57,9 +67,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--block-tokens", type=int, default=None)
     parser.add_argument("--turns", type=int, default=None, help="turns behind each median")
+    parser.add_argument(
+        "--isa", choices=list(ONEDNN_ISAS), help="hold both sides to one instruction set"
+    )
     options = parser.parse_args(argv)
+    if options.isa and os.environ.get("ONEDNN_MAX_CPU_ISA") != ONEDNN_ISAS[options.isa]:
+        return _restarted(options.isa, sys.argv[1:] if argv is None else argv)
     emit(Measurement(options).run())
     return 0
+
+
+def _restarted(isa: str, argv: Sequence[str]) -> int:
+    """The same run in a process whose oneDNN, which computes for `generate`, is limited too."""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": ONEDNN_ISAS[isa]}
+    command = [sys.executable, "-m", "mooncake_serve.bench.engine", *argv]
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 @dataclass
@@ -125,6 +147,8 @@ class Measurement:
         self._random = random.Random(20)
         settings: dict[str, Any] = {"device": "cpu", "backend": options.backend}
         settings["threads"] = options.threads
+        if options.isa:
+            settings["isa"] = options.isa
         if options.block_tokens:
             settings["block_tokens"] = options.block_tokens
         self._config = AppConfig.model_validate(
@@ -141,6 +165,7 @@ class Measurement:
             "runs": self._turns,
             "backend": self._options.backend,
             "threads": self._options.threads,
+            "isa": self._options.isa or "best",
         }
         with ExitStack() as stack:
             progress("loading the model")
@@ -153,6 +178,12 @@ class Measurement:
             result["decode"] = self._decode(off, generate)
             result["mixed"] = self._mixed(off, generate)
             del generate
+            if self._options.backend == "native":
+                progress(f"decode at batch {BATCH}, {CONTEXT} tokens of context each")
+                steps = 3 if self._quick else 9
+                result["decode_long"] = decode_long(
+                    self._config.model, self._options.threads, self._options.isa, steps
+                )
             _, path = stack.enter_context(running_store(3 * GIB))
             first = stack.enter_context(self._engine(path))
             result["zero_hit_ttft"] = self._zero_hit(first, off)

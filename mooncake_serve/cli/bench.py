@@ -27,6 +27,12 @@ def bench_engine(context: typer.Context) -> None:
     _run("engine", context)
 
 
+@app.command("accuracy", context_settings=PASS_ON)
+def bench_accuracy(context: typer.Context) -> None:
+    """The native forward against float32, beside transformers' own bf16."""
+    _run("accuracy", context)
+
+
 @app.command("footprint", context_settings=PASS_ON)
 def bench_footprint(context: typer.Context) -> None:
     """Bytes and latency of one workload: unshared, shared, and shared and coded."""

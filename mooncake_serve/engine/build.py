@@ -48,20 +48,25 @@ def choose_device(configured: str) -> str:
 def _make_backend(config: AppConfig) -> Backend:
     engine = config.engine
     loaded = load_model(config.model, choose_device(engine.device))
-    if engine.backend == "native" or (engine.backend == "auto" and _native_is_faster(loaded)):
+    native = engine.backend == "auto" and _native_is_faster(loaded, engine.isa)
+    if engine.backend == "native" or native:
         from mooncake_serve.engine.native import NativeBackend
 
         block_tokens = engine.block_tokens or NATIVE_BLOCK_TOKENS
-        return NativeBackend(loaded, block_tokens=block_tokens, threads=engine.threads)
+        return NativeBackend(
+            loaded, block_tokens=block_tokens, threads=engine.threads, isa=engine.isa
+        )
     block_tokens = engine.block_tokens or TORCH_BLOCK_TOKENS
     return TorchBackend(loaded, block_tokens=block_tokens, threads=engine.threads)
 
 
-def _native_is_faster(loaded: LoadedModel) -> bool:
+def _native_is_faster(loaded: LoadedModel, isa: str | None) -> bool:
     """Whether the native backend can run this model here, on the instructions it is made for."""
     if loaded.model.device.type != "cpu":
         return False
     from mooncake_serve._store import cpu
     from mooncake_serve.engine.native import supports
 
-    return cpu.ISA in NATIVE_ISAS and supports(loaded.model.config, loaded.model.dtype) is None
+    return (isa or cpu.ISA) in NATIVE_ISAS and supports(
+        loaded.model.config, loaded.model.dtype
+    ) is None

@@ -121,9 +121,7 @@ class Loader:
             self._backend.write_block(block, staging)
         return count
 
-    def _read_in_place(
-        self, load: Load, keys: Sequence[bytes], views: Sequence[memoryview]
-    ) -> int:
+    def _read_in_place(self, load: Load, keys: Sequence[bytes], views: Sequence[memoryview]) -> int:
         """Each read waits for blocks on their way here as long as it may; go on while they come."""
         read = 0
         if len(keys) == len(load.keys) and isinstance(self._backend, LayeredBackend):

@@ -113,6 +113,7 @@ def load_tokenizer(model: ModelConfig) -> Tokenizer:
 def load_model(model: ModelConfig, device: str) -> LoadedModel:
     """Weights on `device` ("cpu", "cuda", "cuda:1") in the configured dtype."""
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -125,9 +126,14 @@ def load_model(model: ModelConfig, device: str) -> LoadedModel:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError("engine.device", "no CUDA device is visible; set it to cpu or auto")
     logging.disable_progress_bar()
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=getattr(torch, model.dtype), local_files_only=True
-    )
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=getattr(torch, model.dtype), local_files_only=True
+        )
+    except (OSError, ValueError, SafetensorError) as err:
+        raise ModelNotFound(
+            f"model.id: the weights in {folder} cannot be read ({err}); fetch them again"
+        ) from err
     loaded = loaded.to(device).eval().requires_grad_(False)
     return LoadedModel(
         model=loaded,

@@ -126,3 +126,13 @@ def test_the_default_model_speaks_its_chat_template() -> None:
     assert text.endswith("user\nHi\nassistant\n")
     with pytest.raises(InvalidRequest):
         tokenizer.encode_chat([{"role": "user"}])
+
+
+def test_damaged_weights_say_so(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ModelNotFound, match=r"cannot be read.*fetch them again"):
+        load_model(ModelConfig(id=str(folder)), "cpu")
+    weights.write_bytes(b"\xff" * 64)
+    with pytest.raises(ModelNotFound, match="cannot be read"):
+        load_model(ModelConfig(id=str(folder)), "cpu")

@@ -11,8 +11,8 @@ mod errors;
 mod keys;
 mod lease;
 mod peer;
-mod route;
 mod reading;
+mod route;
 mod server;
 mod shape;
 
