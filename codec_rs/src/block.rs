@@ -267,7 +267,7 @@ mod tests {
         ) {
             let shape = Shape { planes: noisy.len() as u32, tokens, channels, ..SHAPE };
             let plane = shape.plane_bytes().expect("a valid shape");
-            let noise = |i: usize| ((i + 1) * (usize::from(seed) + 77) * 2_654_435_761 >> 13) as u8;
+            let noise = |i: usize| (((i + 1) * (usize::from(seed) + 77) * 2_654_435_761) >> 13) as u8;
             let raw: Vec<u8> = noisy
                 .iter()
                 .flat_map(|noisy| (0..plane).map(move |i| if *noisy { noise(i) } else { 0 }))
