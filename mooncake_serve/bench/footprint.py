@@ -20,7 +20,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from mooncake_serve.config import AppConfig, ModelConfig
 from mooncake_serve.engine.build import build_engine
 from mooncake_serve.engine.core import EngineCore
 from mooncake_serve.engine.protocol import GenerationRequest, SamplingParams
+from mooncake_serve.engine.transfer import Reading
 from mooncake_serve.models import load_tokenizer
 from mooncake_serve.store import NodeStore, StoreClient, tenant_salt
 
@@ -95,6 +96,12 @@ class ChosenStore:
     def read_into(self, keys: Any, buffers: Any, tenant: str = "") -> int:
         """See `NodeStore`."""
         return self.current.read_into(keys, buffers, tenant) if self.current else 0
+
+    def open(
+        self, keys: Any, buffers: Any, tenant: str = ""
+    ) -> AbstractContextManager[Reading | None]:
+        """See `NodeStore`."""
+        return self.current.open(keys, buffers, tenant) if self.current else nullcontext()
 
     def put(self, keys: Any, parents: Any, buffers: Any, shape: Any, tenant: str = "") -> list[str]:
         """See `NodeStore`."""
