@@ -12,7 +12,6 @@ import pytest
 from starlette.responses import Response
 
 from mooncake_serve.bench import serve, workloads
-from mooncake_serve.bench.http import Connection
 from mooncake_serve.bench.load import closed_loop, open_loop
 from mooncake_serve.client import AsyncClient
 from mooncake_serve.errors import ConfigError
@@ -118,12 +117,3 @@ def test_the_command_prints_one_object(
     keys = {"workload", "mode", "requests", "failed", "ttft_s", "itl_s", "e2e_s"}
     assert keys | {"output_tok_s", "cached_share", "machine", "version", "runs"} <= set(report)
     assert (report["requests"], report["failed"], report["mode"]) == (16, 0, "closed")
-
-
-async def test_events_are_counted_where_they_arrive(url: str) -> None:
-    async with Connection(url) as connection:
-        count = await connection.count_events("/v1/completions", {"prompt": "x"})
-    assert count == 5
-    async with Connection(url) as connection:
-        with pytest.raises(RuntimeError, match="400"):
-            await connection.post("/v1/completions", {"prompt": "fail"})
