@@ -16,7 +16,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-gpu fault loom check docs bench figures build format lint rust-test manifests clean
+.PHONY: help demo serve test test-slow test-gpu fault fault-nightly loom check docs bench figures build format lint rust-test manifests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -36,8 +36,14 @@ test-slow: build model ## the tests that take minutes
 test-gpu: build model ## engine and exactness tests on a CUDA device
 	@$(BIN)/python -m pytest -m gpu tests/gpu $(EXTRA)
 
-fault: build ## processes killed and stopped at the worst moments
-	@$(BIN)/python -m pytest tests/store/test_faults.py tests/e2e/test_faults.py $(EXTRA)
+fault: build ## processes killed at the worst moments, disks that fail; SEED=n replays one history
+	@$(if $(SEED),,$(BIN)/python -m pytest tests/store/test_faults.py tests/store/test_nvme.py \
+	  tests/e2e/test_faults.py $(EXTRA))
+	@$(if $(SEED),MOONCAKE_SEED=$(SEED),MOONCAKE_SEEDS=$(or $(SEEDS),1000)) \
+	  cargo test -q --release -p mooncake_store --lib no_history
+
+fault-nightly: build ## ten thousand histories of the store on a disk that fails
+	@MOONCAKE_SEEDS=10000 cargo test -q --release -p mooncake_store --lib no_history
 
 loom: ## every interleaving of the cluster index's lock-free protocols
 	@RUSTFLAGS="--cfg loom" cargo test -q --release --manifest-path store_rs/loom/Cargo.toml \

@@ -271,9 +271,16 @@ class StoreServer:
     `dram_bytes` caps arena, put buffers and index together. `ingest_bytes_max` is the largest put
     buffer of one client, `ingest_bytes_total` that of all (None: an eighth of the memory, or more
     in a small store). `index_bytes` bounds the number of blocks at 128 bytes each (None: 1/64 of
-    the memory). A client that puts takes two of `max_sessions`. `codec` is none, fast, dense or
-    auto; dense codes blocks again that were unused for `transcode_idle_s`, with `transcode_share`
-    of one core.
+    the memory). A client that puts takes two of `max_sessions`, and one more where there is a disk.
+    `codec` is none, fast, dense or auto; dense codes blocks again that were unused for
+    `transcode_idle_s`, with `transcode_share` of one core.
+
+    `nvme_path` is a directory for blocks that memory has no room for, at most `nvme_bytes` of it,
+    written at `nvme_write_bytes_per_s` (0: no limit), read with io_uring where the kernel has it.
+    What it holds survives the process.
+
+    `tenant_bytes` and `tenant_nvme_bytes` are the most that each named tenant may take of either;
+    at its quota a tenant makes room among its own blocks.
     """
 
     def __new__(
@@ -290,6 +297,12 @@ class StoreServer:
         transcode_share: float = 0.1,
         transcode_idle_s: float = 2.0,
         peer: PeerSettings | None = None,
+        nvme_path: str | PathLike[str] | None = None,
+        nvme_bytes: int = 0,
+        nvme_write_bytes_per_s: int = 0,
+        nvme_io_uring: bool = True,
+        tenant_bytes: int | None = None,
+        tenant_nvme_bytes: int | None = None,
     ) -> Self: ...
     def start(self) -> None:
         """Reserve memory, take the socket, serve; nothing if it runs already.
@@ -299,6 +312,11 @@ class StoreServer:
         """
     def stop(self, drain: bool = False) -> None:
         """Stop; with `drain`, requests that have arrived are answered first."""
+    def drain(self, *, timeout_s: float = 30.0) -> int:
+        """Write to disk what is in memory only, where there is room: how many blocks went."""
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know about how this store runs here."""
     def stats(self) -> dict[str, Any]:
         """Counters and gauges by name.
 
@@ -429,6 +447,30 @@ class StoreClient:
         One-way. `replica` has at most 16 bytes; `prefill` is measured seconds of any prefill, per
         token, and per token and token of context. Not `accepting` takes its row away.
         """
+    def drain(self, *, timeout_s: float | None = None) -> int:
+        """Have the store write to disk what it holds in memory only: how many blocks it wrote."""
+    def list(self, *, timeout_s: float | None = None) -> list[dict[str, Any]]:
+        """Every block: key, dram_bytes, nvme_bytes, leases, tenant, idle_s, pinned.
+
+        `tenant` is the row of `stats()["tenants"]`.
+        """
+    def verify(self, *, timeout_s: float | None = None) -> dict[str, int]:
+        """Have the store check every copy of every block, and drop those that are wrong.
+
+        `checked` and `corrupt` count copies, `bytes` what was read for it.
+        """
+    def pin(
+        self, keys: Sequence[bytes], ttl_s: int | None = None, *, timeout_s: float | None = None
+    ) -> int:
+        """Keep blocks in memory: how many of `keys` are.
+
+        For `ttl_s` seconds, unless nothing else can make room; None until `unpin`, within the
+        quota of a quarter of the memory.
+        """
+    def unpin(self, keys: Sequence[bytes], *, timeout_s: float | None = None) -> int:
+        """End pins: how many there were."""
+    def cool(self, *, timeout_s: float | None = None) -> int:
+        """Give back the memory of blocks that are on disk as well: how many."""
     def ping(self, *, timeout_s: float | None = None) -> None:
         """Return if the store answers."""
     @property

@@ -102,6 +102,17 @@ class PeerConfig(Section):
     """Most memory of a node's cluster index, beside `store.dram`."""
 
 
+class NvmeSettings(Section):
+    """The store's tier on local disk: what memory has no room for, kept across restarts."""
+
+    path: str
+    """A directory of its own on a local file system, one per node; created if absent."""
+    bytes: Size
+    """Hard cap of what the directory may take on disk."""
+    write_bytes_per_s: Annotated[ByteSize, Field(ge=0)] = ByteSize(256 * MIB)
+    """Most bytes written a second, which is what wears a disk; 0 is no limit."""
+
+
 class StoreSettings(Section):
     """The node's store. The first creator's values win; a different value later is an error."""
 
@@ -120,6 +131,30 @@ class StoreSettings(Section):
     idle_exit_s: float = Field(default=600.0, ge=0)
     """Exit when no client is attached and no app of ours is deployed for this long; 0 never."""
     peer: PeerConfig = PeerConfig()
+    tenant_dram: Size | None = None
+    """Most memory of each named tenant; None does not limit it."""
+    tenant_nvme: Size | None = None
+    """Most disk of each named tenant; None does not limit it."""
+    nvme: NvmeSettings | None = None
+    """Keep blocks on local disk too; None keeps them in memory only."""
+
+    def server_options(self) -> dict[str, Any]:
+        """What `StoreServer` is made with, but for its socket."""
+        options: dict[str, Any] = {
+            "dram_bytes": int(self.dram),
+            "ingest_bytes_max": int(self.ingest),
+            "max_sessions": self.max_sessions,
+            "codec": self.codec,
+        }
+        if self.tenant_dram:
+            options["tenant_bytes"] = int(self.tenant_dram)
+        if self.tenant_nvme:
+            options["tenant_nvme_bytes"] = int(self.tenant_nvme)
+        if self.nvme:
+            options["nvme_path"] = self.nvme.path
+            options["nvme_bytes"] = int(self.nvme.bytes)
+            options["nvme_write_bytes_per_s"] = int(self.nvme.write_bytes_per_s)
+        return options
 
 
 class ReplicaConfig(Section):

@@ -25,7 +25,7 @@ from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mooncake_serve.config import PeerConfig, StoreSettings
-from mooncake_serve.errors import ConfigError, StoreConfigMismatch
+from mooncake_serve.errors import ConfigError, StoreConfigMismatch, StoreError
 from mooncake_serve.metrics import store_samples
 from mooncake_serve.ray_metrics import RaySink, Reporter
 from mooncake_serve.store import NodeStore, PeerSettings, StoreServer
@@ -38,6 +38,8 @@ WIRE_MAJOR = 2
 START_TIMEOUT_S = 120.0
 ATTACH_TIMEOUT_S = 10.0
 HUNG_AFTER_S = 10.0
+DRAIN_TIMEOUT_S = 60.0
+"""For a planned stop; at the speed of a disk, most of a memory's worth."""
 SUPERVISE_EVERY_S = 1.0
 IDLE_CHECK_S = 5.0
 MEET_EVERY_S = 1.0
@@ -59,15 +61,11 @@ class StoreActor:
         _normal_priority()
         parsed = StoreSettings.model_validate(settings)
         node_id = ray.get_runtime_context().get_node_id()
-        self._server = StoreServer(
-            socket=socket,
-            dram_bytes=parsed.dram,
-            ingest_bytes_max=parsed.ingest,
-            max_sessions=parsed.max_sessions,
-            codec=parsed.codec,
-            peer=peer_settings(parsed.peer, node_id),
-        )
+        peer = peer_settings(parsed.peer, node_id)
+        self._server = StoreServer(socket=socket, peer=peer, **parsed.server_options())
         self._server.start()
+        for warning in self._server.warnings:
+            log.warning("%s", warning)
         self._reporter = Reporter(
             RaySink({"node": node_id}), lambda: store_samples(self._server.stats())
         )
@@ -118,6 +116,10 @@ class StoreActor:
                     known = found
             time.sleep(MEET_EVERY_S)
 
+    def drain(self, timeout_s: float) -> int:
+        """Write to disk what is in memory only: how many blocks. Raises StoreError."""
+        return self._server.drain(timeout_s=timeout_s)
+
     def _exit_when_idle(self, idle_exit_s: float) -> None:
         """Leave when nobody has been attached for that long. Every running app stays attached."""
         idle_since = time.monotonic()
@@ -127,6 +129,10 @@ class StoreActor:
             if self._server.stats()["sessions"]:
                 idle_since = time.monotonic()
         log.info("no client for %.0f s: the store exits", idle_exit_s)
+        try:
+            self.drain(DRAIN_TIMEOUT_S)
+        except StoreError as error:
+            log.warning("the store exits without having written all to disk: %s", error)
         ray.kill(me, no_restart=True)
 
 

@@ -21,13 +21,15 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatusOverview
 from ray.serve.scripts import cli
 
+from mooncake_serve.app import stores
+
 POLL_S = 1.0
 
 
 def run(config: Path) -> int:
     """Run the applications of `config` until Ctrl-C or until one fails to deploy: exit status."""
     # A shell script's background jobs ignore Ctrl-C, and then nothing could end this one.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _interrupt)
     failures: list[str] = []
     threading.Thread(target=_watch, args=(failures,), name="deployments", daemon=True).start()
     try:
@@ -38,6 +40,17 @@ def run(config: Path) -> int:
     for failure in failures:
         print(f"mooncake-serve: {failure}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """Ctrl-C: a Ray that was started here ends with us, so the stores write to disk first."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        if ray.is_initialized():
+            stores.drain(stores.nodes())
+    except RayError as err:
+        print(f"mooncake-serve: the stores were not asked to write to disk: {err}", file=sys.stderr)
+    raise KeyboardInterrupt
 
 
 def _watch(failures: list[str]) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,7 +31,10 @@ AnySocket = Annotated[
 ]
 CALL_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 60.0
+LONG_CALL_TIMEOUT_S = 600.0
 IMPORT_INGEST = 64 << 20
+TERMINATE_DRAIN_S = 10.0
+"""How long a SIGTERM may take to write to disk; whoever needs all of it calls drain first."""
 
 
 def parse_size(field: str, text: str) -> int:
@@ -58,6 +61,9 @@ def run(
         str | None, typer.Option(help="host:port where Prometheus may ask for its counters.")
     ] = None,
     codec: Annotated[str, typer.Option(help="none, fast, dense or auto.")] = "auto",
+    nvme: Annotated[Path | None, typer.Option(help="Directory for blocks on local disk.")] = None,
+    nvme_bytes: Annotated[str, typer.Option(help="Hard cap of that directory.")] = "16GiB",
+    nvme_write: Annotated[str, typer.Option(help="Most written to it a second.")] = "256MiB",
 ) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     if context.invoked_subcommand:
@@ -66,18 +72,26 @@ def run(
         raise ConfigError("--socket", "name the Unix socket to serve on")
     from mooncake_serve.store import StoreServer
 
+    disk: dict[str, Any] = {}
+    if nvme is not None:
+        disk["nvme_path"] = str(nvme)
+        disk["nvme_bytes"] = parse_size("--nvme-bytes", nvme_bytes)
+        disk["nvme_write_bytes_per_s"] = parse_size("--nvme-write", nvme_write)
     server = StoreServer(
         socket=str(socket),
         dram_bytes=parse_size("--dram", dram),
         ingest_bytes_max=parse_size("--ingest", ingest),
         max_sessions=max_sessions,
         codec=codec,
+        **disk,
     )
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     typer.echo(f"reserving {dram} of memory", err=True)
     server.start()
+    for warning in server.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     stored = server.stats()
     codec = f"codec {stored['codec']} ({stored['codec_why']})"
     typer.echo(f"store serves on {socket}, pid {server.pid}, {codec}", err=True)
@@ -86,6 +100,10 @@ def run(
             if not server.is_running:
                 typer.echo("the store stopped by itself; its last message says why", err=True)
                 raise typer.Exit(1)
+    try:
+        server.drain(timeout_s=TERMINATE_DRAIN_S)
+    except StoreTimeout:
+        typer.echo("not all of memory was written to disk in time", err=True)
     server.stop(drain=True)
 
 
@@ -110,6 +128,72 @@ def _exporter(server: StoreServer, address: str | None) -> Iterator[None]:
             raise ConfigError("--metrics", f"{address}: {err.strerror}") from err
         typer.echo(f"metrics on http://{host}:{bound}/metrics", err=True)
         yield
+
+
+@app.command()
+def drain(
+    socket: AnySocket = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for it.")] = 600.0,
+) -> None:
+    """Have a live store write to its disk what it holds in memory; before a planned stop."""
+    with _attach(socket) as client:
+        typer.echo(f"{client.drain(timeout_s=timeout)} blocks written to disk")
+
+
+@app.command("list")
+def list_blocks(
+    socket: AnySocket = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Print every block of a live store: key, tenant, bytes in memory and on disk, use."""
+    with _attach(socket) as client:
+        tenants = list(client.stats()["tenants"])
+        rows = client.list(timeout_s=LONG_CALL_TIMEOUT_S)
+    for row in rows:
+        row["key"] = row["key"].hex()
+        row["tenant"] = tenants[row["tenant"]] if row["tenant"] < len(tenants) else ""
+        typer.echo(json.dumps(row) if as_json else "  ".join(str(value) for value in row.values()))
+
+
+@app.command()
+def verify(socket: AnySocket = None) -> None:
+    """Check every byte a live store holds; damaged copies are dropped, and the exit status is 1."""
+    with _attach(socket) as client:
+        done = client.verify(timeout_s=LONG_CALL_TIMEOUT_S)
+    typer.echo(f"{done['checked']} copies, {done['bytes']} bytes, {done['corrupt']} damaged")
+    if done["corrupt"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def evict(
+    keys: Annotated[list[str], typer.Argument(help="Keys of blocks as `list` prints them.")],
+    socket: AnySocket = None,
+) -> None:
+    """Drop blocks of a live store from memory and disk."""
+    with _attach(socket) as client:
+        typer.echo(f"{client.evict(_parse_keys(keys))} blocks dropped")
+
+
+@app.command()
+def pin(
+    keys: Annotated[list[str], typer.Argument(help="Keys of blocks as `list` prints them.")],
+    socket: AnySocket = None,
+    ttl: Annotated[int | None, typer.Option(min=1, help="Seconds; else until --off.")] = None,
+    off: Annotated[bool, typer.Option("--off", help="End pins.")] = False,
+) -> None:
+    """Keep blocks of a live store in memory."""
+    with _attach(socket) as client:
+        parsed = _parse_keys(keys)
+        count = client.unpin(parsed) if off else client.pin(parsed, ttl)
+    typer.echo(f"{count} blocks {'unpinned' if off else 'pinned'}")
+
+
+def _parse_keys(keys: list[str]) -> list[bytes]:
+    try:
+        return [bytes.fromhex(key) for key in keys]
+    except ValueError as err:
+        raise ConfigError("keys", "write them as `mooncake-serve store list` prints them") from err
 
 
 @app.command()

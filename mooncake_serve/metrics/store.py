@@ -93,6 +93,13 @@ EVICTED = Metric(
 TRANSCODED = Metric(
     "mooncake_store_transcoded_blocks_total", "counter", "Blocks encoded anew in the background."
 )
+PINNED = Metric("mooncake_store_pinned_blocks", "gauge", "Blocks pinned in memory.")
+PINNED_BYTES = Metric(
+    "mooncake_store_pinned_bytes", "gauge", "Bytes of pins that last until they are ended."
+)
+LANDED = Metric(
+    "mooncake_store_landed_blocks_total", "counter", "Blocks that came from any tier below."
+)
 OPENED = Metric("mooncake_store_sessions_total", "counter", "Sessions opened.")
 VIOLATIONS = Metric(
     "mooncake_store_violations_total", "counter", "Breaches of the protocol.", ("kind",)
@@ -156,6 +163,11 @@ VALUES: Mapping[str, tuple[Metric, tuple[str, ...]]] = {
     "refused_full": (PUTS, ("full",)),
     "refused_too_large": (PUTS, ("too_large",)),
     "refused_parent_absent": (PUTS, ("parent_absent",)),
+    "refused_over_quota": (PUTS, ("over_quota",)),
+    "pinned_blocks": (PINNED, ()),
+    "pinned_bytes": (PINNED_BYTES, ()),
+    "blocks_landed": (LANDED, ()),
+    "evicted_to_nvme": (EVICTED, ("to_nvme",)),
     "evicted_for_room": (EVICTED, ("room",)),
     "evicted_on_request": (EVICTED, ("request",)),
     "corrupt_dropped": (EVICTED, ("corrupt",)),

@@ -106,17 +106,49 @@ impl Allocator {
         let want = round_up(bytes)?;
         let id = self.find(want)?;
         self.remove_free(id);
-        let extent = self.extents[id as usize];
-        if extent.len > want {
-            let rest = self.new_extent(extent.start + want, extent.len - want, id, extent.after);
-            if extent.after != NONE {
-                self.extents[extent.after as usize].before = rest;
-            }
-            self.extents[id as usize].after = rest;
-            self.extents[id as usize].len = want;
+        if self.extents[id as usize].len > want {
+            let rest = self.split(id, want);
             self.insert_free(rest);
         }
         Some(id)
+    }
+
+    /// As `allocate`, at a multiple of `align` bytes, itself a multiple of the granule.
+    pub fn allocate_aligned(&mut self, bytes: u64, align: u64) -> Option<ExtentId> {
+        let step = (align / GRANULE) as u32;
+        if step <= 1 {
+            return self.allocate(bytes);
+        }
+        let want = round_up(bytes)?;
+        // Wherever a free extent of this size starts, an aligned one fits inside.
+        let id = self.find(round_up(u64::from(want + step - 1) * GRANULE)?)?;
+        self.remove_free(id);
+        let start = self.extents[id as usize].start;
+        let aligned = match start.next_multiple_of(step) - start {
+            0 => id,
+            front => {
+                let rest = self.split(id, front);
+                self.insert_free(id);
+                rest
+            }
+        };
+        if self.extents[aligned as usize].len > want {
+            let rest = self.split(aligned, want);
+            self.insert_free(rest);
+        }
+        Some(aligned)
+    }
+
+    /// Cut an extent that is in no free list after `len` granules; the part behind.
+    fn split(&mut self, id: ExtentId, len: u32) -> ExtentId {
+        let extent = self.extents[id as usize];
+        let rest = self.new_extent(extent.start + len, extent.len - len, id, extent.after);
+        if extent.after != NONE {
+            self.extents[extent.after as usize].before = rest;
+        }
+        self.extents[id as usize].after = rest;
+        self.extents[id as usize].len = len;
+        rest
     }
 
     /// Return an extent; neighbours that are free merge with it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from mooncake_serve.app.check import store_settings
 from mooncake_serve.cli.store import parse_size
 from mooncake_serve.errors import ConfigError
-from mooncake_serve.store import StoreServer
+from mooncake_serve.store import BlockShape, StoreClient, StoreServer, block_keys
 
 COMMAND = str(Path(sys.executable).with_name("mooncake-serve"))
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,3 +129,25 @@ def test_settings_of_a_config_file(tmp_path: Path) -> None:
     wrong.write_text(shipped.replace("mooncake_serve.app:build", "another:app"))
     with pytest.raises(ConfigError, match="store"):
         store_settings(wrong)
+
+
+def test_operators_see_check_pin_and_drop_blocks(socket: Path) -> None:
+    folder = socket.parent / "disk"
+    options = {"nvme_path": folder, "nvme_bytes": 32 << 20}
+    with StoreServer(socket=socket, dram_bytes=DRAM, **options):
+        keys = block_keys("cli", b"", range(3), 1)
+        with StoreClient.connect(socket) as client:
+            client.put(keys, [None, *keys[:-1]], [bytes(5000)] * 3, BlockShape.opaque(5000), "acme")
+        on = ("--socket", str(socket))
+        assert run("store", "drain", *on).stdout.startswith("3 blocks")
+        listed = run("store", "list", *on, "--json").stdout.splitlines()
+        rows = [json.loads(line) for line in listed]
+        assert {row["key"] for row in rows} == {key.hex() for key in keys}
+        assert {row["tenant"] for row in rows} == {"acme"}
+        assert all(row["nvme_bytes"] == row["dram_bytes"] for row in rows)
+        assert run("store", "verify", *on).stdout.startswith("6 copies")
+        assert run("store", "pin", keys[0].hex(), *on).stdout.startswith("1 blocks pinned")
+        assert run("store", "evict", keys[2].hex(), *on).stdout.startswith("1 blocks dropped")
+        assert len(run("store", "list", *on).stdout.splitlines()) == 2
+        wrong = run("store", "evict", "not hex", *on)
+        assert (wrong.returncode, "store list" in wrong.stderr) == (1, True)

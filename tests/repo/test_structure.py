@@ -40,11 +40,11 @@ IMPORTS_RAY = {
 FILE_LINES_MAX = 500
 RUST_LAYERS = [
     {"error", "key", "memory"},
-    {"alloc", "index", "wire", "block"},
+    {"alloc", "index", "log", "wire", "block"},
     {"arena", "fdpass"},
     {"peer", "cluster"},
     {"route"},
-    {"server", "client"},
+    {"server", "disk", "client"},
     {"python"},
 ]
 

@@ -76,6 +76,14 @@ def run_store(socket: str, dram_bytes: str) -> None:
     say_and_wait("serving")
 
 
+def run_disk_store(socket: str, nvme: str, dram_bytes: str, nvme_bytes: str) -> None:
+    server = StoreServer(
+        socket=socket, dram_bytes=int(dram_bytes), nvme_path=nvme, nvme_bytes=int(nvme_bytes)
+    )
+    server.start()
+    say_and_wait("serving")
+
+
 def run_hold_leases(socket: str, name: str, blocks: str) -> None:
     client = StoreClient.connect(socket)
     keys, _ = chain(name, int(blocks))

@@ -55,7 +55,7 @@ def answer(raw: sockets.socket) -> tuple[int, bytes]:
         frame(99),
         frame(MATCH, b"\x00\xff\xff\xff\xff"),
         frame(MATCH, b"\x02\xff\xfe" + struct.pack("<I", 0)),
-        frame(LEASE, bytes(6) + struct.pack("<I", 8193) + bytes(32)),
+        frame(LEASE, bytes(10) + struct.pack("<I", 8193) + bytes(32)),
         struct.pack("<IBBHQ", 1 << 30, 2, MATCH, 0, 0),
         frame(HELLO, struct.pack("<Q", 0)),
         frame(RELEASE, struct.pack("<I", 1) + bytes(7)),
@@ -189,7 +189,7 @@ def test_a_session_that_broke_the_protocol_is_quarantined_until_its_process_is_d
     child = os.fork()
     if child == 0:
         raw, _ = hello(server.socket)
-        raw.sendall(frame(LEASE, bytes(6) + struct.pack("<I", 1) + keys[0]))
+        raw.sendall(frame(LEASE, bytes(10) + struct.pack("<I", 1) + keys[0]))
         answer(raw)
         raw.sendall(frame(99))
         raw.close()

@@ -86,8 +86,10 @@ proptest! {
         for op in ops {
             match op {
                 Op::Take(bytes) => {
-                    if let Some(id) = alloc.allocate(bytes) {
+                    let align = if bytes % 2 == 0 { GRANULE } else { 4096 };
+                    if let Some(id) = alloc.allocate_aligned(bytes, align) {
                         prop_assert!(alloc.size(id) >= bytes);
+                        prop_assert_eq!(alloc.offset(id) % align, 0);
                         held.push(id);
                     }
                 }

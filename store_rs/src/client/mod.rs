@@ -9,6 +9,7 @@
 mod connection;
 mod deadline;
 mod lease;
+mod operate;
 mod prefault;
 mod put;
 mod reading;
@@ -28,6 +29,9 @@ pub use lease::Lease;
 pub use put::PutBlock;
 use put::Writer;
 pub use reading::Reading;
+
+/// A read from slower tiers is answered in about so many parts.
+const WINDOWS: usize = 16;
 
 /// A connected client.
 pub struct Client {
@@ -111,7 +115,7 @@ impl Client {
     ) -> Result<Vec<Option<Lease>>> {
         let mut leases = Vec::with_capacity(keys.len());
         for keys in keys.chunks(MAX_ITEMS) {
-            leases.extend(self.lease_some(keys, tenant, false, deadline)?);
+            leases.extend(self.lease_some(keys, tenant, None, deadline)?);
         }
         Ok(leases)
     }
@@ -129,13 +133,17 @@ impl Client {
     ) -> Result<usize> {
         assert_eq!(keys.len(), buffers.len(), "one buffer per key");
         let mut read = 0;
-        for (keys, buffers) in keys.chunks(MAX_ITEMS).zip(buffers.chunks_mut(MAX_ITEMS)) {
-            let leases: Vec<Lease> =
-                self.lease_some(keys, tenant, true, deadline)?.into_iter().flatten().collect();
-            let copied = copy_leading(&leases, buffers, deadline);
+        while read < keys.len() {
+            let window = &keys[read..keys.len().min(read + MAX_ITEMS)];
+            // From a slower tier, copy the first blocks while the others still come.
+            let enough = if self.tiered { window.len().div_ceil(WINDOWS) } else { window.len() };
+            let leases = self.lease_some(window, tenant, Some(enough), deadline)?;
+            let leases: Vec<Lease> = leases.into_iter().flatten().collect();
+            let (leased, whole) = (leases.len(), leases.len() == window.len());
+            let copied = copy_leading(&leases, &mut buffers[read..], deadline);
             Lease::end_all(leases);
             read += copied;
-            if copied < keys.len() {
+            if copied == 0 || copied < leased || !(whole || self.tiered) {
                 break;
             }
         }
@@ -227,16 +235,19 @@ impl Client {
         Ok(self.loader.get_or_init(|| Arc::new(loader)))
     }
 
+    /// Lease `keys`; with `prefix` the leading ones, as soon as so many of them have come.
     fn lease_some(
         &self,
         keys: &[Key],
         tenant: &str,
-        prefix: bool,
+        prefix: Option<usize>,
         deadline: Deadline,
     ) -> Result<Vec<Option<Lease>>> {
         check_tenant(tenant)?;
         let loader = self.loader(deadline)?;
-        let request = Request::Lease { tenant, keys, prefix, wait_ms: deadline.share_ms()? };
+        let (wait_ms, enough) = (deadline.share_ms()?, prefix.unwrap_or(keys.len()) as u32);
+        let prefix = prefix.is_some();
+        let request = Request::Lease { tenant, keys, prefix, wait_ms, enough };
         loader.call(&request, deadline, |reply| {
             let Reply::Leases(entries) = reply else { return Err(unexpected(&reply)) };
             let fits = entries.len() == keys.len() || (prefix && entries.len() < keys.len());

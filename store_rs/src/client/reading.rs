@@ -30,7 +30,8 @@ impl Client {
         let mut blocks = Vec::with_capacity(keys.len());
         for keys in keys.chunks(MAX_ITEMS) {
             let wanted = blocks.len() + keys.len();
-            let leases = self.lease_some(keys, tenant, true, deadline)?.into_iter().flatten();
+            let leases =
+                self.lease_some(keys, tenant, Some(keys.len()), deadline)?.into_iter().flatten();
             blocks.extend(leases.map_while(|lease| {
                 let fits = lease.raw_bytes() == Ok(nbytes);
                 let planes = fits.then(|| lease.planes().ok())??;

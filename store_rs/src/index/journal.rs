@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Index, NONE, hash};
+use super::{Index, NONE, NodeId, hash};
 use crate::key::Key;
 
 /// Changes kept for followers.
@@ -92,8 +92,12 @@ impl Index {
     /// Entries of up to `most` nodes from `start` on, appended to `out`; where to go on.
     pub fn entries(&self, start: usize, most: usize, out: &mut Vec<Entry>) -> Option<usize> {
         let end = self.nodes.len().min(start.saturating_add(most));
-        let held = (start..end).filter(|&node| self.is_live(node));
-        out.extend(held.map(|node| Entry::new(&self.nodes[node].key, Tier::Dram)));
+        for node in start..end {
+            match self.tier_of(node as u32) {
+                Tier::Gone => {}
+                tier => out.push(Entry::new(&self.nodes[node].key, tier)),
+            }
+        }
         (end < self.nodes.len()).then_some(end)
     }
 
@@ -103,9 +107,20 @@ impl Index {
         (parent != NONE).then(|| self.nodes[parent as usize].key)
     }
 
-    /// A removed node keeps its record until the id is used again, but no body.
-    fn is_live(&self, node: usize) -> bool {
-        self.nodes[node].body != NONE && self.readable(node as u32)
+    /// Tell followers where a block is from now on.
+    pub(super) fn tell(&mut self, node: NodeId) {
+        let tier = self.tier_of(node);
+        self.journal.record(&self.nodes[node as usize].key, tier);
+    }
+
+    /// The fastest tier that has a block. A removed node keeps its record until the id is used
+    /// again, but neither a body nor a place on disk.
+    fn tier_of(&self, node: NodeId) -> Tier {
+        match () {
+            () if self.readable(node) => Tier::Dram,
+            () if self.on_disk(node) => Tier::Nvme,
+            () => Tier::Gone,
+        }
     }
 }
 
@@ -124,7 +139,12 @@ mod tests {
     }
 
     fn index() -> Index {
-        let limits = Limits { max_blocks: 100, max_leases: 10 };
+        let limits = Limits {
+            max_blocks: 100,
+            max_leases: 10,
+            tenant_bytes: u64::MAX,
+            tenant_disk_bytes: u64::MAX,
+        };
         Index::new(1 << 20, limits, Box::new(Lru::default()))
     }
 

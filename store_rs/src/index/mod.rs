@@ -3,23 +3,27 @@
 //! Owns the key tree, the extents and every lease. It is a pure state machine: no fds, no clock, no
 //! threads; time is an argument. Two kinds of records:
 //!
-//! - a **node** is a key in the tree. It has a body while the block's bytes are here; a node
-//!   without a body stays only while it has children, so that a dropped parent, once put again,
-//!   finds them.
+//! - a **node** is a key in the tree. It has a body while the block's bytes are in DRAM, and an
+//!   entry of the log while they are on disk; a node with neither stays only while it has children,
+//!   so that a dropped parent, once put again, finds them.
 //! - a **body** is an extent: *reserved* (a put is copying into it, invisible), then *resident*,
 //!   *leased* while a session reads it, *quarantined* while its only readers are sessions that
 //!   broke the protocol. A body whose node let go of it (evicted, corrupt) lives until its last
 //!   lease ends.
 //!
 //! Invariants, asserted in production after every change: `free + reserved + resident + leased +
-//! quarantined = capacity`; leased bytes are never reused; eviction takes leaves only. A broken
-//! invariant panics: the store must not serve bytes it cannot account for.
+//! quarantined = capacity`; leased bytes are never reused; eviction takes leaves only, among the
+//! nodes with bodies. A broken invariant panics: the store must not serve bytes it cannot account for.
 
+mod below;
 mod evict;
 mod journal;
 mod leases;
 mod list;
+mod node;
+mod operate;
 mod policy;
+mod quota;
 mod replace;
 mod stats;
 #[cfg(test)]
@@ -30,15 +34,19 @@ use std::collections::HashMap;
 
 use hashbrown::HashTable;
 
-use crate::alloc::{Allocator, ExtentId};
+use crate::alloc::{Allocator, ExtentId, GRANULE};
 use crate::key::Key;
+pub use below::{Demotion, Erased, Header, Promotion};
 use journal::Journal;
 pub use journal::{Entry, Tier};
 use leases::Leases;
 pub use leases::Token;
+use node::Node;
+pub use operate::Listed;
+use operate::Pins;
 pub use policy::{EvictionPolicy, Lru};
 pub use replace::{Candidate, Replacement};
-pub use stats::{Bytes, Counters, Snapshot, TenantUse};
+pub use stats::{Bytes, Counters, DiskUse, Snapshot, TenantUse};
 use stats::{Category, Tenants};
 pub use usage::{Kind, Stored, Usage};
 use usage::{Usages, user_bit};
@@ -51,6 +59,8 @@ pub type NodeId = u32;
 pub type SessionId = u64;
 
 const NONE: u32 = u32::MAX;
+/// In place of the kind of a reserved body: evicted before it is complete.
+const DOOMED: u16 = u16::MAX;
 
 /// Limits that bound the index whatever clients do.
 #[derive(Debug, Clone, Copy)]
@@ -59,16 +69,10 @@ pub struct Limits {
     pub max_blocks: usize,
     /// Leases one session may hold at once.
     pub max_leases: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Node {
-    key: Key,
-    last_used: Tick,
-    parent: NodeId,
-    children: u32,
-    body: ExtentId,
-    tenant: u32,
+    /// Bytes of DRAM one tenant may take; the unnamed tenant is not limited.
+    pub tenant_bytes: u64,
+    /// Bytes of disk one tenant may take.
+    pub tenant_disk_bytes: u64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -101,6 +105,8 @@ pub enum Refusal {
     TooLarge,
     /// Everything that could make room is being read or written.
     Full,
+    /// Its tenant has all it may have, and none of that can go.
+    OverQuota,
     /// Its parent is not in the store, so no match could reach it.
     ParentAbsent,
 }
@@ -112,6 +118,8 @@ pub enum Reserve {
     Present,
     /// Another put of the same key is copying right now.
     Pending,
+    /// There is room once a block that is being written to disk is let go: try again soon.
+    Busy,
     /// Write the block at `offset`, then `publish` or `abort` the extent.
     Granted(ExtentId, u64),
     /// Not stored.
@@ -134,6 +142,9 @@ pub struct Index {
     tenants: Tenants,
     usages: Usages,
     journal: Journal,
+    below: Option<below::Below>,
+    pins: Pins,
+    hand: NodeId,
 }
 
 fn hash(key: &Key) -> u64 {
@@ -160,15 +171,18 @@ impl Index {
             tenants: Tenants::default(),
             usages: Usages::default(),
             journal: Journal::default(),
+            below: None,
+            pins: Pins::default(),
+            hand: 0,
         }
     }
 
-    /// How many of `keys`, from the first, are resident. Counts as a use of each.
+    /// How many of `keys`, from the first, are here or on disk. Counts as a use of each.
     pub fn match_prefix(&mut self, keys: &[Key], now: Tick) -> usize {
         let mut matched = 0;
         for key in keys {
-            let Some(node) = self.find(key).filter(|&node| self.readable(node)) else { break };
-            self.nodes[node as usize].last_used = now;
+            let Some(node) = self.find(key).filter(|&node| self.present(node)) else { break };
+            self.nodes[node as usize].touch(now);
             matched += 1;
         }
         self.counters.match_calls += 1;
@@ -225,7 +239,7 @@ impl Index {
         }
         let extent = self.nodes[node as usize].body;
         let (token, user) = (held.add(extent), held.user);
-        self.nodes[node as usize].last_used = now;
+        self.used(node, now);
         self.count_user(extent, user);
         self.change(extent, |body| body.leases += 1);
         self.counters.lease_hits += 1;
@@ -253,7 +267,7 @@ impl Index {
         let node = self.bodies[extent as usize].node;
         if node != NONE {
             self.counters.corrupt_dropped += 1;
-            self.detach(node);
+            self.forget(node);
         }
         self.assert_accounted();
         true
@@ -292,40 +306,40 @@ impl Index {
     ) -> Reserve {
         let found = self.find(key);
         if let Some(body) = found.and_then(|node| self.body(node)) {
-            self.nodes[self.bodies[body as usize].node as usize].last_used = now;
+            self.used(self.bodies[body as usize].node, now);
             if self.bodies[body as usize].len == 0 {
                 return Reserve::Pending;
             }
             self.counters.puts_present += 1;
             return Reserve::Present;
         }
-        let parent =
-            match parent.map(|key| self.find(key).filter(|&node| self.body(node).is_some())) {
-                Some(None) => return self.refuse(Refusal::ParentAbsent),
-                Some(Some(node)) => {
-                    self.nodes[node as usize].last_used = now;
-                    node
-                }
-                None => NONE,
-            };
+        let parent = match parent.map(|key| self.find(key).filter(|&node| self.reachable(node))) {
+            Some(None) => return self.refuse(Refusal::ParentAbsent),
+            Some(Some(node)) => {
+                self.nodes[node as usize].touch(now);
+                node
+            }
+            None => NONE,
+        };
         if u32::try_from(bytes).is_err() || self.alloc.rounded(bytes).is_none() {
             return self.refuse(Refusal::TooLarge);
         }
-        // The node comes first: as a child it keeps its parent from being evicted for its own sake.
         let Some(node) = found.or_else(|| self.new_node(key, parent)) else {
             return self.refuse(Refusal::Full);
         };
-        // Pinned as if it had one child more, since eviction may take the last of its children.
-        self.nodes[node as usize].children += 1;
-        let extent = self.allocate(bytes);
-        self.nodes[node as usize].children -= 1;
-        let Some(extent) = extent else {
+        self.link(node, parent);
+        if self.nodes[node as usize].disk == NONE {
+            let row = self.tenants.row(tenant);
+            self.nodes[node as usize].set_tenant(row);
+        }
+        if !self.room_in_quota(node, bytes) {
             self.remove_if_empty(node);
-            self.assert_accounted();
-            return self.refuse(Refusal::Full);
+            return self.refuse(Refusal::OverQuota);
+        }
+        let Some(extent) = self.attach(node, bytes, GRANULE, now) else {
+            let busy = self.is_demoting();
+            return if busy { Reserve::Busy } else { self.refuse(Refusal::Full) };
         };
-        self.attach(node, extent, tenant, now);
-        self.assert_accounted();
         Reserve::Granted(extent, self.alloc.offset(extent))
     }
 
@@ -335,14 +349,29 @@ impl Index {
     /// # Panics
     /// If the extent is not reserved, or shorter than the container.
     pub fn publish(&mut self, extent: ExtentId, stored: Stored) {
+        self.counters.puts_stored += 1;
+        self.fill(extent, stored);
+    }
+
+    /// As `publish`, for a block that came from a tier below.
+    pub fn land(&mut self, extent: ExtentId, stored: Stored) {
+        self.counters.blocks_landed += 1;
+        self.fill(extent, stored);
+    }
+
+    fn fill(&mut self, extent: ExtentId, stored: Stored) {
         let before = self.alloc.size(extent);
+        let doomed = self.bodies[extent as usize].kind == DOOMED;
         self.settle(extent, stored);
         let node = self.bodies[extent as usize].node;
-        let tenant = self.nodes[node as usize].tenant;
+        let tenant = self.nodes[node as usize].tenant();
         self.tenants.resize(tenant, before, self.alloc.size(extent));
-        self.counters.puts_stored += 1;
-        self.journal.record(&self.nodes[node as usize].key, Tier::Dram);
-        self.offer(node);
+        if doomed {
+            self.forget(node);
+        } else {
+            self.tell(node);
+            self.offer(node);
+        }
         self.assert_accounted();
     }
 
@@ -362,6 +391,7 @@ impl Index {
         match why {
             Refusal::TooLarge => self.counters.refused_too_large += 1,
             Refusal::Full => self.counters.refused_full += 1,
+            Refusal::OverQuota => self.counters.refused_over_quota += 1,
             Refusal::ParentAbsent => self.counters.refused_parent_absent += 1,
         }
         Reserve::Refused(why)
@@ -380,14 +410,47 @@ impl Index {
         self.body(node).is_some_and(|body| self.bodies[body as usize].len > 0)
     }
 
-    fn attach(&mut self, node: NodeId, extent: ExtentId, tenant: &str, now: Tick) {
+    /// Whether its bytes are in DRAM or on a disk that serves.
+    fn present(&self, node: NodeId) -> bool {
+        self.readable(node) || self.on_disk(node)
+    }
+
+    /// Whether a match can get past `node`, now or once a put has ended.
+    fn reachable(&self, node: NodeId) -> bool {
+        self.body(node).is_some() || self.on_disk(node)
+    }
+
+    /// Somebody wanted this block again.
+    fn used(&mut self, node: NodeId, now: Tick) {
+        self.nodes[node as usize].touch(now);
+        self.nodes[node as usize].count_read();
+        self.worth_keeping(node);
+    }
+
+    /// Reserve a body of `bytes` for a node that has none; None, and no node left behind, if nothing
+    /// can make room.
+    fn attach(&mut self, node: NodeId, bytes: u64, align: u64, now: Tick) -> Option<ExtentId> {
+        // While room is made, the node and its parent stay as if they had one child more.
+        let parent = self.nodes[node as usize].parent;
+        self.nodes[node as usize].children += 1;
+        self.warm_up(parent);
+        let extent = self.allocate(bytes, align, now);
+        self.nodes[node as usize].children -= 1;
+        let Some(extent) = extent else {
+            self.cool_down(parent);
+            self.remove_if_empty(node);
+            self.assert_accounted();
+            return None;
+        };
         self.set_body(extent, Body { node, ..Body::default() });
         let size = self.alloc.size(extent);
         self.bytes[Category::Reserved] += size;
         let record = &mut self.nodes[node as usize];
         record.body = extent;
-        record.last_used = now;
-        record.tenant = self.tenants.charge(tenant, size);
+        record.touch(now);
+        self.tenants.charge(record.tenant(), size);
+        self.assert_accounted();
+        Some(extent)
     }
 
     fn set_body(&mut self, extent: ExtentId, body: Body) {

@@ -29,8 +29,16 @@ pub trait EvictionPolicy: Send {
 /// that turns out to have been used since goes back with its new time.
 #[derive(Default)]
 pub struct Lru {
-    heap: BinaryHeap<Reverse<(Tick, NodeId)>>,
+    heap: BinaryHeap<Reverse<Queued>>,
     queued: Vec<u64>,
+}
+
+/// 12 bytes: a million of them are in the heap.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(C, packed(4))]
+struct Queued {
+    at: Tick,
+    node: NodeId,
 }
 
 impl Lru {
@@ -48,14 +56,16 @@ impl Lru {
 impl EvictionPolicy for Lru {
     fn offer(&mut self, node: NodeId, last_used: Tick) {
         if !self.set_queued(node, true) {
-            self.heap.push(Reverse((last_used, node)));
+            self.heap.push(Reverse(Queued { at: last_used, node }));
         }
     }
 
     fn victim(&mut self, last_used: &dyn Fn(NodeId) -> Option<Tick>) -> Option<NodeId> {
-        while let Some(Reverse((queued_at, node))) = self.heap.pop() {
+        while let Some(Reverse(Queued { at: queued_at, node })) = self.heap.pop() {
             match last_used(node) {
-                Some(used) if used > queued_at => self.heap.push(Reverse((used, node))),
+                Some(used) if used > queued_at => {
+                    self.heap.push(Reverse(Queued { at: used, node }))
+                }
                 Some(_) => {
                     self.set_queued(node, false);
                     return Some(node);
@@ -69,7 +79,7 @@ impl EvictionPolicy for Lru {
     }
 
     fn memory_bytes(&self) -> u64 {
-        let heap = self.heap.len() * size_of::<Reverse<(Tick, NodeId)>>();
+        let heap = self.heap.len() * size_of::<Queued>();
         (heap + self.queued.len() * size_of::<u64>()) as u64
     }
 }

@@ -9,7 +9,7 @@
 use super::stats::Category;
 use super::usage::{KEEP_FORM, Stored};
 use super::{Body, Index, NONE, Tick};
-use crate::alloc::ExtentId;
+use crate::alloc::{ExtentId, GRANULE};
 
 /// Bodies looked at under one hold of the lock.
 const SCAN: usize = 4096;
@@ -57,7 +57,9 @@ impl Index {
         let len = self.bodies[old as usize].len;
         self.change(old, |body| body.leases += 1);
         let new = match self.alloc.allocate(len.into()) {
-            None if self.counters.evicted_for_room > 0 => self.allocate(len.into()),
+            None if self.counters.evicted_for_room > 0 => {
+                self.allocate(len.into(), GRANULE, idle_since)
+            }
             fits => fits,
         };
         let Some(new) = new else {
@@ -82,7 +84,7 @@ impl Index {
         self.settle(new, stored);
         self.count_user(new, users);
         self.tenants.resize(
-            self.nodes[node as usize].tenant,
+            self.nodes[node as usize].tenant(),
             self.alloc.size(old),
             self.alloc.size(new),
         );
@@ -111,7 +113,7 @@ impl Index {
         self.abandon_replace(replacement);
         if node != NONE {
             self.counters.corrupt_dropped += 1;
-            self.detach(node);
+            self.forget(node);
         }
         self.assert_accounted();
     }
@@ -123,7 +125,7 @@ impl Index {
             && body.leases == 0
             && body.users & KEEP_FORM == 0
             && self.usages.kind(body.kind).codec == codec
-            && self.nodes[body.node as usize].last_used <= idle_since
+            && self.nodes[body.node as usize].last_used() <= idle_since
             && self.nodes[body.node as usize].body == at as ExtentId
     }
 }

@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::ops;
 
+use super::node::MAX_TENANTS;
 use super::usage::Usage;
 use super::{Body, Index, Node};
-
-/// Tenants counted by name; later ones share the last row, so the table stays bounded.
-const MAX_TENANTS: usize = 4096;
+use crate::log::tenant_print;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Category {
@@ -74,10 +73,17 @@ pub struct Counters {
     pub refused_full: u64,
     pub refused_too_large: u64,
     pub refused_parent_absent: u64,
+    pub refused_over_quota: u64,
     pub evicted_for_room: u64,
     pub evicted_on_request: u64,
     pub corrupt_dropped: u64,
     pub transcoded: u64,
+    pub blocks_landed: u64,
+    pub promoted: u64,
+    pub demoted: u64,
+    pub disk_misses: u64,
+    pub disk_dropped: u64,
+    pub evicted_to_disk: u64,
     pub sessions_opened: u64,
     pub sessions_violated: u64,
 }
@@ -91,21 +97,22 @@ pub struct TenantUse {
     pub bytes: u64,
     /// Its blocks.
     pub blocks: u64,
+    /// Bytes of its blocks on disk.
+    pub disk_bytes: u64,
 }
 
 #[derive(Default)]
 pub(super) struct Tenants {
     rows: Vec<TenantUse>,
-    by_name: HashMap<String, u32>,
+    /// By the fingerprint that records on disk carry.
+    by_print: HashMap<u64, u32>,
 }
 
 impl Tenants {
-    /// Add a block of `bytes` to a tenant; the row to give to `refund`.
-    pub(super) fn charge(&mut self, name: &str, bytes: u64) -> u32 {
-        let row = self.row(name);
+    /// Add a block of `bytes` to a tenant's row.
+    pub(super) fn charge(&mut self, row: u32, bytes: u64) {
         self.rows[row as usize].bytes += bytes;
         self.rows[row as usize].blocks += 1;
-        row
     }
 
     /// A block of a tenant takes other bytes than before.
@@ -119,20 +126,63 @@ impl Tenants {
         self.rows[row as usize].blocks -= 1;
     }
 
-    fn row(&mut self, name: &str) -> u32 {
-        if let Some(&row) = self.by_name.get(name) {
+    /// Whether quotas hold for it: not for the unnamed tenant.
+    pub(super) fn is_limited(&self, row: u32) -> bool {
+        !self.rows[row as usize].name.is_empty()
+    }
+
+    pub(super) fn bytes(&self, row: u32) -> u64 {
+        self.rows[row as usize].bytes
+    }
+
+    pub(super) fn disk_bytes(&self, row: u32) -> u64 {
+        self.rows[row as usize].disk_bytes
+    }
+
+    pub(super) fn charge_disk(&mut self, row: u32, bytes: u64) {
+        self.rows[row as usize].disk_bytes += bytes;
+    }
+
+    pub(super) fn refund_disk(&mut self, row: u32, bytes: u64) {
+        self.rows[row as usize].disk_bytes -= bytes;
+    }
+
+    /// The row of a tenant; later ones share the last row, so the table stays bounded.
+    pub(super) fn row(&mut self, name: &str) -> u32 {
+        let print = tenant_print(name);
+        let row = self.row_of_print(print);
+        let shown = &mut self.rows[row as usize].name;
+        if shown.starts_with('#') && *shown == unnamed(print) {
+            name.clone_into(shown);
+        }
+        row
+    }
+
+    /// The row of a tenant whose name is not known yet.
+    pub(super) fn row_of_print(&mut self, print: u64) -> u32 {
+        if let Some(&row) = self.by_print.get(&print) {
             return row;
         }
         if self.rows.len() == MAX_TENANTS {
             return MAX_TENANTS as u32 - 1;
         }
         let last = self.rows.len() + 1 == MAX_TENANTS;
-        let shown = if last { "(others)" } else { name };
+        let name = if last { "(others)".to_owned() } else { unnamed(print) };
         let row = self.rows.len() as u32;
-        self.rows.push(TenantUse { name: shown.to_owned(), ..TenantUse::default() });
-        self.by_name.insert(shown.to_owned(), row);
+        self.rows.push(TenantUse { name, ..TenantUse::default() });
+        self.by_print.insert(print, row);
         row
     }
+
+    pub(super) fn print(&self, row: u32) -> u64 {
+        let name = &self.rows[row as usize].name;
+        let unnamed = name.strip_prefix('#').and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        unnamed.unwrap_or_else(|| tenant_print(name))
+    }
+}
+
+fn unnamed(print: u64) -> String {
+    format!("#{print:016x}")
 }
 
 /// A consistent view of everything the index counts.
@@ -154,6 +204,22 @@ pub struct Snapshot {
     pub tenants: Vec<TenantUse>,
     /// By element type and codec.
     pub usage: Vec<Usage>,
+    pub pinned: u64,
+    /// Bytes of hard pins.
+    pub pinned_bytes: u64,
+    /// What the log holds.
+    pub disk: DiskUse,
+}
+
+/// What the log holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskUse {
+    /// Blocks.
+    pub blocks: u64,
+    /// Bytes of them, in whole pages.
+    pub live: u64,
+    /// Bytes on disk.
+    pub allocated: u64,
 }
 
 impl Snapshot {
@@ -190,10 +256,22 @@ impl Snapshot {
             ("refused_full", c.refused_full),
             ("refused_too_large", c.refused_too_large),
             ("refused_parent_absent", c.refused_parent_absent),
+            ("refused_over_quota", c.refused_over_quota),
             ("evicted_for_room", c.evicted_for_room),
             ("evicted_on_request", c.evicted_on_request),
             ("corrupt_dropped", c.corrupt_dropped),
             ("transcoded_blocks", c.transcoded),
+            ("pinned_blocks", self.pinned),
+            ("pinned_bytes", self.pinned_bytes),
+            ("blocks_landed", c.blocks_landed),
+            ("nvme_blocks", self.disk.blocks),
+            ("nvme_live_bytes", self.disk.live),
+            ("nvme_allocated_bytes", self.disk.allocated),
+            ("nvme_promoted", c.promoted),
+            ("nvme_demoted", c.demoted),
+            ("nvme_read_misses", c.disk_misses),
+            ("nvme_dropped", c.disk_dropped),
+            ("evicted_to_nvme", c.evicted_to_disk),
             ("sessions_opened", c.sessions_opened),
             ("sessions_violated", c.sessions_violated),
         ];
@@ -218,6 +296,13 @@ impl Index {
             counters: self.counters,
             tenants: self.tenants.rows.clone(),
             usage,
+            pinned: self.pins.len() as u64,
+            pinned_bytes: self.pins.hard_bytes(),
+            disk: self.log().map_or_else(DiskUse::default, |log| DiskUse {
+                blocks: log.len() as u64,
+                live: log.live_bytes(),
+                allocated: log.allocated_bytes(),
+            }),
         }
     }
 
@@ -231,5 +316,6 @@ impl Index {
             + self.policy.memory_bytes()
             + self.usages.memory_bytes()
             + self.journal.memory_bytes()
+            + self.log().map_or(0, crate::log::Log::memory_bytes)
     }
 }

@@ -7,7 +7,12 @@ use super::*;
 const MIB: u64 = 1 << 20;
 
 fn index(capacity: u64) -> Index {
-    let limits = Limits { max_blocks: 1000, max_leases: 100 };
+    let limits = Limits {
+        max_blocks: 1000,
+        max_leases: 100,
+        tenant_bytes: u64::MAX,
+        tenant_disk_bytes: u64::MAX,
+    };
     Index::new(capacity, limits, Box::new(Lru::default()))
 }
 
@@ -149,7 +154,12 @@ fn a_corrupt_block_is_a_miss_and_can_be_put_again_while_it_is_read() {
 
 #[test]
 fn limits_hold() {
-    let limits = Limits { max_blocks: 3, max_leases: 1 };
+    let limits = Limits {
+        max_blocks: 3,
+        max_leases: 1,
+        tenant_bytes: u64::MAX,
+        tenant_disk_bytes: u64::MAX,
+    };
     let mut index = Index::new(MIB, limits, Box::new(Lru::default()));
     for name in 0..5 {
         put(&mut index, name, None, 1000, name.into());
@@ -209,7 +219,12 @@ fn sharing_is_counted_by_process() {
 
 #[test]
 fn the_index_fits_its_budget_per_block() {
-    let limits = Limits { max_blocks: 200_000, max_leases: 10 };
+    let limits = Limits {
+        max_blocks: 200_000,
+        max_leases: 10,
+        tenant_bytes: u64::MAX,
+        tenant_disk_bytes: u64::MAX,
+    };
     let mut index = Index::new(1 << 30, limits, Box::new(Lru::default()));
     for number in 0..120_000u32 {
         let key = *blake3::hash(&number.to_le_bytes()).as_bytes();
@@ -293,7 +308,7 @@ impl World {
             }
             Reserve::Present => assert!(self.stored.contains_key(&key(name))),
             Reserve::Pending => assert!(self.reserved.iter().any(|(other, _)| *other == key(name))),
-            Reserve::Refused(_) => {}
+            Reserve::Refused(_) | Reserve::Busy => {}
         }
     }
 
@@ -400,7 +415,9 @@ impl World {
             let children = children.filter(|(id, node)| {
                 node.parent == at && !self.index.spare.contains(&(*id as NodeId))
             });
-            assert_eq!(children.count(), self.index.nodes[at as usize].children as usize);
+            assert_eq!(children.clone().count(), self.index.nodes[at as usize].children as usize);
+            let warm = children.filter(|(_, node)| node.body != NONE);
+            assert_eq!(warm.count(), self.index.nodes[at as usize].warm as usize);
         }
     }
 }

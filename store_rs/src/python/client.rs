@@ -18,6 +18,7 @@ use crate::client::{Client, Deadline, PutBlock};
 use crate::cluster::{Load, REPLICA_NAME_MAX};
 use crate::error::{Error, Result};
 use crate::key::Key;
+use crate::wire::{ListRow, PIN_HARD};
 
 /// A block's key and its parent's.
 type Link<'py> = (Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>);
@@ -239,6 +240,60 @@ impl StoreClient {
     }
 
     #[pyo3(signature = (*, timeout_s=None))]
+    fn drain(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<usize> {
+        self.call(py, timeout_s, |client, deadline| client.drain(deadline))
+    }
+
+    #[pyo3(signature = (*, timeout_s=None))]
+    fn list<'py>(
+        &self,
+        py: Python<'py>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let rows = self.call(py, timeout_s, |client, deadline| client.list(deadline))?;
+        rows.iter().map(|row| listed(py, row)).collect()
+    }
+
+    #[pyo3(signature = (*, timeout_s=None))]
+    fn verify<'py>(&self, py: Python<'py>, timeout_s: Option<f64>) -> PyResult<Bound<'py, PyDict>> {
+        let done = self.call(py, timeout_s, |client, deadline| client.verify(deadline))?;
+        let dict = PyDict::new(py);
+        dict.set_item("checked", done.checked)?;
+        dict.set_item("corrupt", done.corrupt)?;
+        dict.set_item("bytes", done.bytes)?;
+        Ok(dict)
+    }
+
+    #[pyo3(signature = (keys, ttl_s=None, *, timeout_s=None))]
+    fn pin(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        ttl_s: Option<u32>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<usize> {
+        let keys = arguments::keys(keys)?;
+        let seconds = ttl_s.map_or(PIN_HARD, |seconds| seconds.clamp(1, PIN_HARD - 1));
+        self.call(py, timeout_s, |client, deadline| client.pin(&keys, seconds, deadline))
+    }
+
+    #[pyo3(signature = (keys, *, timeout_s=None))]
+    fn unpin(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<usize> {
+        let keys = arguments::keys(keys)?;
+        self.call(py, timeout_s, |client, deadline| client.pin(&keys, 0, deadline))
+    }
+
+    #[pyo3(signature = (*, timeout_s=None))]
+    fn cool(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<usize> {
+        self.call(py, timeout_s, |client, deadline| client.cool(deadline))
+    }
+
+    #[pyo3(signature = (*, timeout_s=None))]
     fn ping(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<()> {
         self.call(py, timeout_s, |client, deadline| client.ping(deadline))
     }
@@ -267,4 +322,16 @@ impl StoreClient {
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
         self.close(py);
     }
+}
+
+fn listed<'py>(py: Python<'py>, row: &ListRow) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("key", PyBytes::new(py, &row.key))?;
+    dict.set_item("dram_bytes", row.dram_bytes)?;
+    dict.set_item("nvme_bytes", row.disk_bytes)?;
+    dict.set_item("leases", row.leases)?;
+    dict.set_item("tenant", row.tenant)?;
+    dict.set_item("idle_s", row.idle_us as f64 / 1e6)?;
+    dict.set_item("pinned", row.pinned)?;
+    Ok(dict)
 }

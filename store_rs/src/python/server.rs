@@ -8,9 +8,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use super::arguments;
 use super::errors::raise;
 use super::peer::PeerSettings;
 use super::shape::{CODECS, DTYPES};
+use crate::disk::DiskOptions;
 use crate::error::Error;
 use crate::index::Usage;
 use crate::server::{CodecChoice, Options, Server};
@@ -50,7 +52,9 @@ impl StoreServer {
     #[pyo3(signature = (
         *, socket, dram_bytes, ingest_bytes_max=67_108_864, max_sessions=128,
         ingest_bytes_total=None, index_bytes=None, max_leases=65_536, codec="none",
-        transcode_share=0.1, transcode_idle_s=2.0, peer=None
+        transcode_share=0.1, transcode_idle_s=2.0, peer=None, nvme_path=None, nvme_bytes=0,
+        nvme_write_bytes_per_s=0, nvme_io_uring=true, tenant_bytes=None,
+        tenant_nvme_bytes=None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -66,11 +70,23 @@ impl StoreServer {
         transcode_share: f64,
         transcode_idle_s: f64,
         peer: Option<&PeerSettings>,
+        nvme_path: Option<PathBuf>,
+        nvme_bytes: u64,
+        nvme_write_bytes_per_s: u64,
+        nvme_io_uring: bool,
+        tenant_bytes: Option<u64>,
+        tenant_nvme_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let peer = peer.map_or_else(Default::default, |peer| peer.0.clone());
         let codec = CodecChoice::from_name(codec).map_err(|error| raise(py, &error))?;
         let transcode_idle = Duration::try_from_secs_f64(transcode_idle_s)
             .map_err(|error| PyValueError::new_err(format!("transcode_idle_s: {error}")))?;
+        let nvme = nvme_path.map(|path| DiskOptions {
+            path,
+            bytes: nvme_bytes,
+            write_bytes_per_s: nvme_write_bytes_per_s,
+            no_uring: !nvme_io_uring,
+        });
         let options = Options {
             socket,
             dram_bytes,
@@ -83,6 +99,9 @@ impl StoreServer {
             transcode_share,
             transcode_idle,
             peer,
+            tenant_bytes,
+            tenant_disk_bytes: tenant_nvme_bytes,
+            nvme,
         };
         Ok(Self { options, server: Mutex::new(None) })
     }
@@ -107,6 +126,19 @@ impl StoreServer {
                 server.stop(drain);
             }
         });
+    }
+
+    /// Write to disk what is in DRAM only, where there is room: how many blocks went.
+    #[pyo3(signature = (*, timeout_s=30.0))]
+    fn drain(&self, py: Python<'_>, timeout_s: f64) -> PyResult<u64> {
+        let limit = arguments::timeout(timeout_s)?;
+        self.running(py, |server| server.drain(limit))
+    }
+
+    /// What an operator should know about how this store runs here.
+    #[getter]
+    fn warnings(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.running(py, |server| Ok(server.warnings()))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -14,7 +14,7 @@ use super::Shared;
 use crate::alloc::ExtentId;
 use crate::block;
 use crate::error::{Error, Result};
-use crate::index::Reserve;
+use crate::index::{Reserve, Tick};
 use crate::key::Key;
 
 /// What a session wants to lease.
@@ -26,6 +26,10 @@ pub(crate) struct Wanted<'a> {
     pub(crate) keys: &'a [Key],
     /// Of no use behind the first that is absent.
     pub(crate) prefix: bool,
+    /// When it was asked for; what was used since stays in DRAM.
+    pub(crate) since: Tick,
+    /// The lease is answered once so many, from the first, have come; the rest may come later.
+    pub(crate) enough: usize,
     /// When the lease is answered, whatever is still missing.
     pub(crate) deadline: Instant,
 }
@@ -89,7 +93,7 @@ impl Landing {
         let damaged = |_| Error::refused("a block that came from a lower tier has no header");
         let stored = block::describe(container).map_err(damaged)?;
         debug_assert_eq!(stored.kind.raw, raw);
-        self.shared.index()?.publish(self.extent, stored);
+        self.shared.index()?.land(self.extent, stored);
         self.published = true;
         self.shared.notify_published();
         Ok(())
@@ -141,7 +145,7 @@ fn bring_from(shared: &Arc<Shared>, tiers: &[Box<dyn Tier>], wanted: &Wanted<'_>
     }
     let mut missing = shared.index()?.missing(wanted.keys);
     if missing.is_empty() {
-        return Ok(());
+        return wait_landed(shared, wanted);
     }
     let held = if wanted.prefix { match_prefix(shared, wanted.keys)? } else { wanted.keys.len() };
     let within = Wanted { keys: &wanted.keys[..held], ..*wanted };
@@ -156,10 +160,10 @@ fn bring_from(shared: &Arc<Shared>, tiers: &[Box<dyn Tier>], wanted: &Wanted<'_>
     wait_landed(shared, &within)
 }
 
-/// Wait until none of the blocks is on its way, or for the deadline.
+/// Wait until none of the first blocks is on its way, or for the deadline.
 fn wait_landed(shared: &Shared, wanted: &Wanted<'_>) -> Result<()> {
     let mut index = shared.index()?;
-    for key in wanted.keys {
+    for key in &wanted.keys[..wanted.enough.min(wanted.keys.len())] {
         while index.is_pending(key) {
             let left = wanted.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

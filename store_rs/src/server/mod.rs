@@ -11,6 +11,7 @@
 
 mod control;
 pub(crate) mod fetch;
+mod operate;
 mod options;
 mod peers;
 mod put;
@@ -30,6 +31,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::arena::Arena;
+use crate::disk::{Disk, Threads};
 use crate::error::{Error, Result};
 use crate::index::{Index, Lru, SessionId, Tick};
 use crate::memory;
@@ -60,12 +62,15 @@ pub(crate) struct Shared {
     pub(crate) stop_event: OwnedFd,
     /// Below DRAM, the fastest first.
     pub(crate) tiers: Vec<Box<dyn fetch::Tier>>,
+    pub(crate) disk: Option<Arc<Disk>>,
     index: Mutex<Index>,
     published: Condvar,
     ingest_left: Mutex<u64>,
     clients: Mutex<HashMap<SessionId, Arc<Peer>>>,
     pub(crate) peers: Arc<Peers>,
     started: Instant,
+    #[cfg(test)]
+    steps: Option<std::sync::atomic::AtomicU64>,
 }
 
 /// A running store. Stops when dropped.
@@ -73,6 +78,7 @@ pub struct Server {
     shared: Arc<Shared>,
     control: Option<JoinHandle<()>>,
     transcoder: Option<JoinHandle<()>>,
+    disk: Option<Threads>,
     owner: u32,
     peer_address: Option<String>,
 }
@@ -107,29 +113,23 @@ impl Server {
         memory::check_fits("dram_bytes", options.dram_bytes)?;
         let codec = DramCodec::choose(options.codec)?;
         let arena = Arena::create(budget.arena as usize)?;
-        let index = Index::new(arena.size(), budget.limits, Box::new(Lru::default()));
-        let stop_event = eventfd(0, EventfdFlags::CLOEXEC)
-            .map_err(|error| Error::io("create an eventfd", error))?;
-        let shared = Arc::new(Shared {
-            options,
-            arena,
-            codec,
-            epoch: new_epoch()?,
-            stopping: AtomicBool::new(false),
-            draining: AtomicBool::new(false),
-            stop_event,
-            tiers,
-            index: Mutex::new(index),
-            published: Condvar::new(),
-            ingest_left: Mutex::new(budget.ingest),
-            clients: Mutex::new(HashMap::new()),
-            peers,
-            started: Instant::now(),
-        });
+        let index = Mutex::new(Index::new(arena.size(), budget.limits, Box::new(Lru::default())));
+        let disk = match options.nvme.clone() {
+            Some(nvme) => Some(Disk::open(nvme, &index)?),
+            None => None,
+        };
+        if let Some(disk) = &disk {
+            tiers.insert(0, Box::new(Arc::clone(disk)));
+        }
+        let shared = Shared::new(options, codec, arena, index, budget.ingest, tiers, disk, peers)?;
+        let shared = Arc::new(shared);
         let control = Some(control::spawn(Arc::clone(&shared), listener)?);
         let owner = std::process::id();
         // From here on the server's drop undoes everything.
-        let mut server = Self { shared, control, transcoder: None, owner, peer_address: None };
+        let (transcoder, disk, peer_address) = (None, None, None);
+        let mut server = Self { shared, control, transcoder, disk, owner, peer_address };
+        let shared = &server.shared;
+        server.disk = shared.disk.as_ref().map(|disk| disk.start(shared)).transpose()?;
         server.transcoder = transcode::spawn(&server.shared)?;
         server.peer_address = server.shared.peers.start(&server.shared)?;
         Ok(server)
@@ -153,6 +153,16 @@ impl Server {
     /// These are the peers from now on, by address. This store's own address is ignored.
     pub fn set_peers(&self, addresses: &[String]) -> Result<()> {
         self.shared.peers.set(&self.shared, addresses)
+    }
+
+    /// What an operator should know about how this store runs here.
+    pub fn warnings(&self) -> Vec<String> {
+        self.shared.disk.as_ref().map_or_else(Vec::new, |disk| disk.warnings())
+    }
+
+    /// Write to disk what is in DRAM only, where there is room; how many blocks went.
+    pub fn drain(&self, limit: Duration) -> Result<u64> {
+        self.shared.drain(limit)
     }
 
     /// Whether sessions are served: false after a stop or a broken invariant.
@@ -184,6 +194,9 @@ impl Server {
             // Had it panicked, the index would be poisoned and say so.
             let _ = transcoder.join();
         }
+        if let Some(disk) = self.disk.take() {
+            disk.stop();
+        }
     }
 }
 
@@ -194,20 +207,60 @@ impl Drop for Server {
 }
 
 impl Shared {
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        options: Options,
+        codec: DramCodec,
+        arena: Arena,
+        index: Mutex<Index>,
+        ingest: u64,
+        tiers: Vec<Box<dyn fetch::Tier>>,
+        disk: Option<Arc<Disk>>,
+        peers: Arc<Peers>,
+    ) -> Result<Self> {
+        let stop_event = eventfd(0, EventfdFlags::CLOEXEC)
+            .map_err(|error| Error::io("create an eventfd", error))?;
+        Ok(Self {
+            options,
+            arena,
+            codec,
+            epoch: new_epoch()?,
+            stopping: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            stop_event,
+            tiers,
+            disk,
+            index,
+            published: Condvar::new(),
+            ingest_left: Mutex::new(ingest),
+            clients: Mutex::new(HashMap::new()),
+            peers,
+            started: Instant::now(),
+            #[cfg(test)]
+            steps: None,
+        })
+    }
+
+    /// Without sessions and threads; time goes on by one with each look at it.
+    #[cfg(test)]
+    pub(crate) fn simulated(arena: Arena, index: Index) -> Arc<Self> {
+        let options = Options::new("/nowhere", arena.size());
+        let codec = DramCodec::choose(options.codec).expect("no codec");
+        let transport = Box::new(Tcp::new(&options.peer).expect("no settings"));
+        let peers = Arc::new(Peers::new(options.peer.clone(), transport).expect("no settings"));
+        let index = Mutex::new(index);
+        let shared = Self::new(options, codec, arena, index, 0, Vec::new(), None, peers);
+        let mut shared = shared.expect("an eventfd");
+        shared.steps = Some(std::sync::atomic::AtomicU64::new(1));
+        Arc::new(shared)
+    }
+
     /// The index, unless an invariant broke.
     pub(crate) fn index(&self) -> Result<MutexGuard<'_, Index>> {
         self.index.lock().map_err(|_| broken())
     }
 
-    /// Wait until some put is published or given up.
-    pub(crate) fn wait_published<'a>(
-        &self,
-        index: MutexGuard<'a, Index>,
-    ) -> Result<MutexGuard<'a, Index>> {
-        self.published.wait(index).map_err(|_| broken())
-    }
-
-    /// The same, for `limit` at most.
+    /// Wait until some put is published or given up, for `limit` at most.
     pub(crate) fn wait_published_for<'a>(
         &self,
         index: MutexGuard<'a, Index>,
@@ -223,6 +276,10 @@ impl Shared {
 
     /// Time for the index.
     pub(crate) fn now(&self) -> Tick {
+        #[cfg(test)]
+        if let Some(steps) = &self.steps {
+            return steps.fetch_add(1, Ordering::Relaxed);
+        }
         self.started.elapsed().as_micros() as Tick
     }
 
@@ -244,6 +301,11 @@ impl Shared {
         lock(&self.clients)
     }
 
+    /// As [`Server::drain`]; a store without a disk has nothing to do.
+    pub(crate) fn drain(&self, limit: Duration) -> Result<u64> {
+        self.disk.as_ref().map_or(Ok(0), |disk| disk.drain(limit))
+    }
+
     pub(crate) fn stats(&self) -> Result<StatsReply> {
         let snapshot = self.index()?.snapshot();
         let ingest_free = *lock(&self.ingest_left);
@@ -257,6 +319,7 @@ impl Shared {
         let own = own.into_iter().chain(self.peers.values());
         let mut values = snapshot.values();
         values.extend(own.map(|(name, value)| (name.to_owned(), value)));
+        values.extend(Disk::values(self.disk.as_deref()));
         let tenants = snapshot.tenants.into_iter().map(|row| (row.name, row.bytes, row.blocks));
         let texts = [("codec", self.codec.name()), ("codec_why", &self.codec.why)];
         Ok(StatsReply {

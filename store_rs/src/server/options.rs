@@ -1,12 +1,14 @@
 //! What a store is started with, and how its memory is divided.
 //!
 //! `dram_bytes` is a hard cap on everything a store holds: the arena, the put buffers of its
-//! clients, and the index. The division is fixed at start, so no later event can exceed it.
+//! clients, the index, and what the disk tier stages. The division is fixed at start, so no later
+//! event can exceed it.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::alloc::{GRANULE, MAX_CAPACITY};
+use crate::disk::{DiskOptions, writer_memory_bytes};
 use crate::error::{Error, Result};
 use crate::index::Limits;
 use crate::peer::PeerSettings;
@@ -70,6 +72,12 @@ pub struct Options {
     pub transcode_idle: Duration,
     /// Other nodes' stores.
     pub peer: PeerSettings,
+    /// Most of the arena one tenant may take; None does not limit it.
+    pub tenant_bytes: Option<u64>,
+    /// Most of the disk one tenant may take; None does not limit it.
+    pub tenant_disk_bytes: Option<u64>,
+    /// The tier below DRAM; None keeps blocks in DRAM only.
+    pub nvme: Option<DiskOptions>,
 }
 
 /// How `dram_bytes` is divided.
@@ -94,6 +102,9 @@ impl Options {
             transcode_share: 0.1,
             transcode_idle: Duration::from_secs(2),
             peer: PeerSettings::default(),
+            tenant_bytes: None,
+            tenant_disk_bytes: None,
+            nvme: None,
         }
     }
 
@@ -103,8 +114,10 @@ impl Options {
         }
         let ingest = self.ingest_bytes_total.unwrap_or_else(|| self.default_ingest());
         let index = self.index_bytes.unwrap_or((self.dram_bytes / 64).max(MIB));
+        let staging = self.nvme.as_ref().map_or(0, |_| writer_memory_bytes());
         let arena = ingest
             .checked_add(index)
+            .and_then(|others| others.checked_add(staging))
             .and_then(|others| self.dram_bytes.checked_sub(others))
             .map_or(0, |arena| arena / (16 * GRANULE) * (16 * GRANULE));
         if arena < MIB {
@@ -124,7 +137,16 @@ impl Options {
             return Err(Error::config("dram_bytes", format!("one store holds at most {most} TiB")));
         }
         let max_blocks = usize::try_from(index / INDEX_BYTES_PER_BLOCK).unwrap_or(usize::MAX);
-        Ok(Budget { arena, ingest, limits: Limits { max_blocks, max_leases: self.max_leases } })
+        Ok(Budget {
+            arena,
+            ingest,
+            limits: Limits {
+                max_blocks,
+                max_leases: self.max_leases,
+                tenant_bytes: self.tenant_bytes.unwrap_or(u64::MAX),
+                tenant_disk_bytes: self.tenant_disk_bytes.unwrap_or(u64::MAX),
+            },
+        })
     }
 
     /// An eighth of the memory, more in a small store so that one client gets a whole buffer, and

@@ -8,6 +8,8 @@
 //! visible. Two puts of one key make one copy: the second waits for the first and reports
 //! "present", so when put returns, every key it calls stored or present can be read.
 
+use std::time::{Duration, Instant};
+
 use mooncake_codec::Encoder;
 
 use super::Shared;
@@ -18,6 +20,10 @@ use crate::block::Layout;
 use crate::error::{Error, Result};
 use crate::index::{Refusal, Reserve, SessionId};
 use crate::wire::{BlockShape, PutItem, PutStatus};
+
+/// How long a put waits for other puts of its keys, for reads of them from disk, and for room.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// What coded blocks of a shape are expected to take.
 #[derive(Default)]
@@ -88,7 +94,12 @@ impl Session {
         }
         let mut statuses = vec![PutStatus::Stored as u8; items.len()];
         let mut open: Vec<usize> = (0..items.len()).collect();
+        let started = Instant::now();
         while !open.is_empty() {
+            if started.elapsed() > PATIENCE {
+                open.iter().for_each(|&at| statuses[at] = PutStatus::Full as u8);
+                break;
+            }
             let len = forecast.bytes(&layout);
             let steps = self.reserve(tenant, len, &items, &open)?;
             let (mut waiting, mut again) = (Vec::new(), Vec::new());
@@ -134,12 +145,13 @@ impl Session {
                     index.put_by(self.id, key);
                     Step::Done(PutStatus::Present)
                 }
-                Reserve::Pending => Step::Wait,
+                Reserve::Pending | Reserve::Busy => Step::Wait,
                 Reserve::Granted(extent, offset) => {
                     Step::Write(Reservation { shared, extent, offset, len, published: false })
                 }
                 Reserve::Refused(why) => Step::Done(match why {
                     Refusal::Full => PutStatus::Full,
+                    Refusal::OverQuota => PutStatus::OverQuota,
                     Refusal::TooLarge => PutStatus::TooLarge,
                     Refusal::ParentAbsent => PutStatus::ParentAbsent,
                 }),
@@ -148,11 +160,12 @@ impl Session {
         Ok(open.iter().map(&mut step).collect())
     }
 
-    /// Wait for another session's put of the same key: a copy in memory, so it ends by itself.
+    /// Wait for another session's put of the same key, or for room: a copy in memory or a write to
+    /// disk, so it ends by itself, but perhaps not soon.
     fn wait_for(&self, item: &PutItem) -> Result<()> {
-        let mut index = self.shared.index()?;
-        while index.is_pending(&item.key) {
-            index = self.shared.wait_published(index)?;
+        let index = self.shared.index()?;
+        if index.is_pending(&item.key) || index.is_demoting() {
+            drop(self.shared.wait_published_for(index, PAUSE)?);
         }
         Ok(())
     }

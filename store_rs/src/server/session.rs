@@ -94,9 +94,11 @@ impl Session {
                 return Ok(());
             }
             Request::Cluster => return self.pass_cluster(seq, out),
-            Request::Lease { tenant, keys, prefix, wait_ms } => {
-                let wait = Duration::from_millis(wait_ms.into());
-                let wanted = Wanted { tenant, keys, prefix, deadline: Instant::now() + wait };
+            Request::Lease { tenant, keys, prefix, wait_ms, enough } => {
+                let deadline = Instant::now() + Duration::from_millis(wait_ms.into());
+                let enough = enough as usize;
+                let since = self.shared.now();
+                let wanted = Wanted { tenant, keys, prefix, since, enough, deadline };
                 self.lease(&wanted, seq, out)
             }
             Request::Match { keys, .. } => {
@@ -114,10 +116,16 @@ impl Session {
             }
             Request::List { from } => self.list(from, seq, out),
             Request::Stats => self.shared.stats().map(|stats| Reply::Stats(stats).encode(seq, out)),
+            Request::Drain { limit_ms } => {
+                let limit = Duration::from_millis(limit_ms.into());
+                let drained = self.shared.drain(limit);
+                drained.map(|blocks| Reply::Count(blocks as u32).encode(seq, out))
+            }
             Request::Ping => {
                 Reply::Pong.encode(seq, out);
                 Ok(())
             }
+            operators => self.operate(&operators, seq, out),
         };
         match outcome {
             Err(error) if error.kind() == ErrorKind::Protocol => Err(error),

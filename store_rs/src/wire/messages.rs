@@ -16,6 +16,15 @@ const PING: u8 = 9;
 const LIST: u8 = 0x20;
 const CLUSTER: u8 = 0x40;
 const LOAD: u8 = 0x41;
+/// From here on: for operators.
+const DRAIN: u8 = 0x30;
+const ROWS: u8 = 0x31;
+const VERIFY: u8 = 0x32;
+const PIN: u8 = 0x33;
+const COOL: u8 = 0x34;
+
+/// As `seconds` of [`Request::Pin`]: until it is unpinned.
+pub const PIN_HARD: u32 = u32::MAX;
 
 /// Bytes of one put item: key, parent, ingest offset.
 const ITEM_BYTES: usize = 2 * KEY_BYTES + 8;
@@ -69,6 +78,8 @@ pub enum Request<'a> {
         prefix: bool,
         /// How long blocks may take to come from the tiers below DRAM.
         wait_ms: u32,
+        /// Of so many, from the first; later ones are begun, and leased if they are there.
+        enough: u32,
     },
     /// End leases. No reply.
     Release {
@@ -107,6 +118,30 @@ pub enum Request<'a> {
     Cluster,
     /// A replica's load. No reply.
     Load(&'a [u8; LOAD_BYTES]),
+    /// Blocks of every tier from a position on, with all that is known of them.
+    Rows {
+        /// 0, or where the answer before said to go on.
+        from: u32,
+    },
+    /// Check the bytes of a few blocks from a position on.
+    Verify {
+        /// 0, or where the answer before said to go on.
+        from: u32,
+    },
+    /// Keep blocks in DRAM.
+    Pin {
+        /// For how long; 0 ends a pin, [`PIN_HARD`] lasts until then.
+        seconds: u32,
+        /// Which blocks.
+        keys: &'a [Key],
+    },
+    /// Give back the memory of blocks that are on disk as well.
+    Cool,
+    /// Write to disk what is in DRAM only.
+    Drain {
+        /// How long the answer may take.
+        limit_ms: u32,
+    },
 }
 
 impl PutItem {
@@ -141,8 +176,8 @@ impl<'a> Request<'a> {
             HELLO => Self::Hello { ingest_bytes: at.u64()? },
             MATCH => Self::Match { tenant: at.text()?, keys: keys(&mut at)? },
             LEASE => {
-                let (prefix, wait_ms) = (at.u8()? != 0, at.u32()?);
-                Self::Lease { tenant: at.text()?, keys: keys(&mut at)?, prefix, wait_ms }
+                let (prefix, wait_ms, enough) = (at.u8()? != 0, at.u32()?, at.u32()?);
+                Self::Lease { tenant: at.text()?, keys: keys(&mut at)?, prefix, wait_ms, enough }
             }
             RELEASE => {
                 let count = at.u32()?;
@@ -163,6 +198,11 @@ impl<'a> Request<'a> {
             LIST => Self::List { from: at.u32()? },
             CLUSTER => Self::Cluster,
             LOAD => Self::Load(at.chunk()?),
+            DRAIN => Self::Drain { limit_ms: at.u32()? },
+            ROWS => Self::Rows { from: at.u32()? },
+            VERIFY => Self::Verify { from: at.u32()? },
+            PIN => Self::Pin { seconds: at.u32()?, keys: keys(&mut at)? },
+            COOL => Self::Cool,
             _ => return Err(Error::protocol(format!("unknown request {op}"))),
         };
         at.end()?;
@@ -179,12 +219,15 @@ impl<'a> Request<'a> {
                 put_text(out, tenant);
                 put_records(out, keys);
             }),
-            Self::Lease { tenant, keys, prefix, wait_ms } => frame(out, LEASE, seq, |out| {
-                out.push(u8::from(prefix));
-                out.extend(wait_ms.to_le_bytes());
-                put_text(out, tenant);
-                put_records(out, keys);
-            }),
+            Self::Lease { tenant, keys, prefix, wait_ms, enough } => {
+                frame(out, LEASE, seq, |out| {
+                    out.push(u8::from(prefix));
+                    out.extend(wait_ms.to_le_bytes());
+                    out.extend(enough.to_le_bytes());
+                    put_text(out, tenant);
+                    put_records(out, keys);
+                })
+            }
             Self::Release { tokens } => frame(out, RELEASE, seq, |out| put_records(out, tokens)),
             Self::Corrupt { token } => {
                 frame(out, CORRUPT, seq, |out| out.extend(token.to_le_bytes()));
@@ -203,6 +246,18 @@ impl<'a> Request<'a> {
             Self::List { from } => frame(out, LIST, seq, |out| out.extend(from.to_le_bytes())),
             Self::Cluster => frame(out, CLUSTER, seq, |_| {}),
             Self::Load(load) => frame(out, LOAD, seq, |out| out.extend(load)),
+            Self::Rows { from } => frame(out, ROWS, seq, |out| out.extend(from.to_le_bytes())),
+            Self::Verify { from } => {
+                frame(out, VERIFY, seq, |out| out.extend(from.to_le_bytes()));
+            }
+            Self::Pin { seconds, keys } => frame(out, PIN, seq, |out| {
+                out.extend(seconds.to_le_bytes());
+                put_records(out, keys);
+            }),
+            Self::Cool => frame(out, COOL, seq, |_| {}),
+            Self::Drain { limit_ms } => {
+                frame(out, DRAIN, seq, |out| out.extend(limit_ms.to_le_bytes()));
+            }
         }
     }
 }

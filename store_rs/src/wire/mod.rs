@@ -9,8 +9,10 @@ mod messages;
 mod replies;
 
 use crate::error::{Error, Result};
-pub use messages::{BlockShape, PutItem, Request};
-pub use replies::{LeaseEntry, PutStatus, Reply, StatsReply};
+pub use messages::{BlockShape, PIN_HARD, PutItem, Request};
+pub use replies::{
+    LIST_END, LISTED_MAX, LeaseEntry, ListRow, PutStatus, Reply, StatsReply, Verified,
+};
 
 /// Version of everything below the header.
 pub const VERSION: u8 = 2;

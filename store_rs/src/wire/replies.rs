@@ -3,7 +3,7 @@
 use super::{Cursor, MAX_ITEMS, frame, put_text};
 use crate::error::{Error, ErrorKind, Result};
 use crate::index::Usage;
-use crate::key::KEY_BYTES;
+use crate::key::{KEY_BYTES, Key};
 
 const WELCOME: u8 = 129;
 const COUNT: u8 = 130;
@@ -13,11 +13,19 @@ const STATS: u8 = 133;
 const PONG: u8 = 134;
 const LISTED: u8 = 0xA0;
 const CLUSTER: u8 = 0xc0;
+const LISTING: u8 = 0xB0;
+const VERIFIED: u8 = 0xB1;
 const ERROR: u8 = 255;
 
 const LEASE_BYTES: usize = 24;
 /// A block and its parent.
 const LINK_BYTES: usize = 2 * KEY_BYTES;
+const ROW_BYTES: usize = KEY_BYTES + 32;
+
+/// Most rows of one listing.
+pub const LISTED_MAX: usize = 4096;
+/// In place of a position: there is no more.
+pub const LIST_END: u32 = u32::MAX;
 
 /// One block of a lease reply; `len` 0 means absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +52,8 @@ pub enum PutStatus {
     TooLarge = 3,
     /// Its parent is not in the store, so no match could reach it.
     ParentAbsent = 4,
+    /// Its tenant has all it may have, and none of that can go.
+    OverQuota = 5,
 }
 
 /// What a store counts, and how it is set up.
@@ -90,12 +100,86 @@ pub enum Reply<'a> {
         /// Key and parent of each block; a parent of zeros for none.
         items: &'a [[u8; LINK_BYTES]],
     },
+    /// Answers rows.
+    Listing {
+        /// Where to go on; [`LIST_END`] if there is no more.
+        next: u32,
+        /// Rows, undecoded.
+        rows: &'a [[u8; ROW_BYTES]],
+    },
+    /// Answers verify.
+    Verified {
+        /// Where to go on; [`LIST_END`] if there is no more.
+        next: u32,
+        /// What was checked.
+        done: Verified,
+    },
     /// Answers ping.
     Pong,
     /// Answers cluster: the index's size. Its fd comes with it.
     Cluster(u64),
     /// The call failed.
     Failed(Error),
+}
+
+/// One block of a listing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListRow {
+    /// Its key.
+    pub key: Key,
+    /// Bytes of its container in DRAM; 0 if it is not there.
+    pub dram_bytes: u32,
+    /// Bytes of its container on disk; 0 if it is not there.
+    pub disk_bytes: u32,
+    /// Leases on it.
+    pub leases: u32,
+    /// Row of its tenant in the statistics.
+    pub tenant: u32,
+    /// Microseconds since it was last used.
+    pub idle_us: u64,
+    /// Whether it is pinned.
+    pub pinned: bool,
+}
+
+/// What a check of blocks found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Copies that were checked, in DRAM and on disk.
+    pub checked: u32,
+    /// Copies that were wrong and are dropped.
+    pub corrupt: u32,
+    /// Bytes that were read for it.
+    pub bytes: u64,
+}
+
+impl ListRow {
+    /// Decode one row of [`Reply::Listing`].
+    pub fn decode(bytes: &[u8; ROW_BYTES]) -> Self {
+        let half =
+            |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[KEY_BYTES + at + i]));
+        Self {
+            key: std::array::from_fn(|i| bytes[i]),
+            dram_bytes: half(0),
+            disk_bytes: half(4),
+            leases: half(8),
+            tenant: half(12),
+            idle_us: u64::from(half(16)) | u64::from(half(20)) << 32,
+            pinned: half(24) != 0,
+        }
+    }
+
+    /// Encode for [`Reply::Listing`].
+    pub fn encode(&self) -> [u8; ROW_BYTES] {
+        let mut bytes = [0; ROW_BYTES];
+        bytes[..KEY_BYTES].copy_from_slice(&self.key);
+        let idle = [self.idle_us as u32, (self.idle_us >> 32) as u32];
+        let words = [self.dram_bytes, self.disk_bytes, self.leases, self.tenant];
+        let words = words.into_iter().chain(idle).chain([u32::from(self.pinned)]);
+        for (at, word) in bytes[KEY_BYTES..].chunks_exact_mut(4).zip(words) {
+            at.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
 }
 
 impl LeaseEntry {
@@ -125,7 +209,14 @@ impl LeaseEntry {
 impl PutStatus {
     /// Decode one status of [`Reply::PutDone`].
     pub fn decode(byte: u8) -> Result<Self> {
-        let all = [Self::Stored, Self::Present, Self::Full, Self::TooLarge, Self::ParentAbsent];
+        let all = [
+            Self::Stored,
+            Self::Present,
+            Self::Full,
+            Self::TooLarge,
+            Self::ParentAbsent,
+            Self::OverQuota,
+        ];
         let found = all.into_iter().find(|status| *status as u8 == byte);
         found.ok_or_else(|| Error::protocol(format!("unknown put status {byte}")))
     }
@@ -138,6 +229,7 @@ impl PutStatus {
             Self::Full => "refused: full; all evictable blocks are leased or being written",
             Self::TooLarge => "refused: too large; the block exceeds the arena",
             Self::ParentAbsent => "refused: parent absent; put the blocks before it first",
+            Self::OverQuota => "refused: over quota; the tenant's other blocks are all in use",
         }
     }
 }
@@ -164,6 +256,15 @@ impl<'a> Reply<'a> {
                 Self::PutDone(at.records::<1>(count)?.as_flattened())
             }
             STATS => Self::Stats(decode_stats(&mut at)?),
+            LISTING => {
+                let (next, count) = (at.u32()?, at.u32()?);
+                Self::Listing { next, rows: at.records(count)? }
+            }
+            VERIFIED => {
+                let next = at.u32()?;
+                let done = Verified { checked: at.u32()?, corrupt: at.u32()?, bytes: at.u64()? };
+                Self::Verified { next, done }
+            }
             PONG => Self::Pong,
             LISTED => {
                 let (next, count) = (at.u32()?, at.u32()?);
@@ -206,6 +307,17 @@ impl<'a> Reply<'a> {
                 out.extend(*statuses);
             }),
             Self::Stats(stats) => frame(out, STATS, seq, |out| encode_stats(stats, out)),
+            Self::Listing { next, rows } => frame(out, LISTING, seq, |out| {
+                out.extend(next.to_le_bytes());
+                out.extend((rows.len() as u32).to_le_bytes());
+                out.extend(rows.as_flattened());
+            }),
+            Self::Verified { next, done } => frame(out, VERIFIED, seq, |out| {
+                for word in [*next, done.checked, done.corrupt] {
+                    out.extend(word.to_le_bytes());
+                }
+                out.extend(done.bytes.to_le_bytes());
+            }),
             Self::Pong => frame(out, PONG, seq, |_| {}),
             Self::Listed { next, items } => frame(out, LISTED, seq, |out| {
                 out.extend(next.to_le_bytes());

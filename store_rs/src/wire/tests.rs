@@ -28,7 +28,7 @@ fn every_request_survives_the_wire() {
     assert_eq!(PutItem::decode(&root.encode()), root);
     round_trip(Request::Hello { ingest_bytes: 5 });
     round_trip(Request::Match { tenant: "acme", keys: &keys });
-    round_trip(Request::Lease { tenant: "", keys: &keys, prefix: true, wait_ms: 80 });
+    round_trip(Request::Lease { tenant: "", keys: &keys, prefix: true, wait_ms: 80, enough: 1 });
     round_trip(Request::Release { tokens: &[[7; 8]] });
     round_trip(Request::Corrupt { token: 9 });
     round_trip(Request::List { from: 7 });
@@ -36,6 +36,11 @@ fn every_request_survives_the_wire() {
     round_trip(Request::Evict { keys: &keys[..1] });
     round_trip(Request::Stats);
     round_trip(Request::Ping);
+    round_trip(Request::Drain { limit_ms: 7 });
+    round_trip(Request::Rows { from: 8 });
+    round_trip(Request::Verify { from: 9 });
+    round_trip(Request::Pin { seconds: 60, keys: &keys });
+    round_trip(Request::Cool);
 }
 
 #[test]
@@ -48,6 +53,16 @@ fn every_reply_survives_the_wire() {
         texts: vec![("codec".into(), "fast".into())],
         usage: vec![("dram".into(), Usage { dtype: 1, physical: 7, ..Usage::default() })],
     };
+    let row = ListRow {
+        key: [9; 32],
+        dram_bytes: 1,
+        disk_bytes: 2,
+        leases: 3,
+        tenant: 4,
+        idle_us: 5,
+        pinned: true,
+    };
+    assert_eq!(ListRow::decode(&row.encode()), row);
     for reply in [
         Reply::Welcome { epoch: 1, pid: 2, arena_bytes: 3, ingest_bytes: 4, tiers: 2 },
         Reply::Count(9),
@@ -56,6 +71,8 @@ fn every_reply_survives_the_wire() {
         Reply::PutDone(&[0, 1, 2]),
         Reply::Stats(stats),
         Reply::Pong,
+        Reply::Listing { next: 3, rows: &[row.encode()] },
+        Reply::Verified { next: 4, done: Verified { checked: 1, corrupt: 2, bytes: 3 } },
         Reply::Failed(Error::refused("no; ask for less")),
         Reply::Failed(Error::protocol("what?")),
     ] {

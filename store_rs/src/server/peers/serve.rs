@@ -139,7 +139,9 @@ impl<'a> Sending<'a> {
 
     fn lease(&self, keys: &[Key]) -> Result<Vec<(BlockHead, Option<Leased>)>> {
         let deadline = Instant::now() + DISK_WAIT;
-        fetch::bring_from_node(self.shared, &Wanted { tenant: "", keys, prefix: false, deadline })?;
+        let (since, enough) = (self.shared.now(), keys.len());
+        let wanted = Wanted { tenant: "", keys, prefix: false, since, enough, deadline };
+        fetch::bring_from_node(self.shared, &wanted)?;
         let now = self.shared.now();
         let mut index = self.shared.index()?;
         let lease = |key: &Key| {

@@ -1,0 +1,134 @@
+//! Promotions: reads many blocks at once, straight into the extents reserved for them.
+//!
+//! A session hands over landings and waits for them elsewhere, so a disk that stalls costs it its
+//! deadline and no more. The reader owns each landing until the read has ended: a device may write
+//! to that memory at any time before. Each block is checked against its record's checksum before it
+//! is published; one that fails is dropped from the index.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::health::Health;
+use super::io::{Queue, Read};
+use crate::block;
+use crate::key::Key;
+use crate::log::{PAGE, Place, pages};
+use crate::server::Shared;
+use crate::server::fetch::Landing;
+
+/// How long new jobs may wait while reads are in flight.
+const TURN: Duration = Duration::from_micros(500);
+/// How long a stop waits for reads in flight.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the reader is told.
+pub(super) enum Order {
+    Read(Job),
+    /// End, once what is in flight has.
+    Stop,
+}
+
+/// One block to read.
+pub(super) struct Job {
+    pub(super) landing: Landing,
+    pub(super) key: Key,
+    pub(super) place: Place,
+    pub(super) file_offset: u64,
+}
+
+pub(super) struct Reader {
+    queue: Box<dyn Queue>,
+    health: Arc<Health>,
+    flying: HashMap<u64, Job>,
+    next_id: u64,
+}
+
+impl Reader {
+    pub(super) fn new(queue: Box<dyn Queue>, health: Arc<Health>) -> Self {
+        Self { queue, health, flying: HashMap::new(), next_id: 0 }
+    }
+
+    /// Serve orders until told to stop, or nobody can give more.
+    pub(super) fn run(mut self, orders: &Receiver<Order>, shared: &Weak<Shared>) {
+        loop {
+            if self.flying.is_empty() {
+                match orders.recv() {
+                    Ok(Order::Read(job)) => self.start(job),
+                    Ok(Order::Stop) | Err(_) => return,
+                }
+            }
+            while let Ok(order) = orders.try_recv() {
+                match order {
+                    Order::Read(job) => self.start(job),
+                    Order::Stop => return self.finish(shared),
+                }
+            }
+            self.poll(shared, TURN);
+        }
+    }
+
+    /// Wait for what is in flight.
+    fn finish(mut self, shared: &Weak<Shared>) {
+        let since = Instant::now();
+        while !self.flying.is_empty() {
+            if since.elapsed() > PATIENCE {
+                // The disk hangs, and may still write to the extents: they stay reserved for ever.
+                std::mem::forget(self);
+                return;
+            }
+            self.poll(shared, TURN);
+        }
+    }
+
+    /// Begin one read.
+    pub(super) fn start(&mut self, job: Job) {
+        let len = pages(job.place.len) as usize * PAGE;
+        let read =
+            Read { id: self.next_id, offset: job.file_offset, target: job.landing.at(), len };
+        self.flying.insert(self.next_id, job);
+        self.next_id += 1;
+        // SAFETY: the extent has whole pages and is reserved for this landing, which stays in
+        // `flying` until the read has ended.
+        unsafe { self.queue.start(read) };
+    }
+
+    /// Publish what has ended.
+    pub(super) fn poll(&mut self, shared: &Weak<Shared>, patience: Duration) {
+        let mut ended = Vec::new();
+        self.queue.wait(patience, &mut ended);
+        for (id, outcome) in ended {
+            if let Some(job) = self.flying.remove(&id) {
+                self.end(shared, job, outcome);
+            }
+        }
+    }
+
+    fn end(&self, shared: &Weak<Shared>, job: Job, outcome: io::Result<()>) {
+        let Job { landing, key, place, .. } = job;
+        let off = match &outcome {
+            Ok(()) => {
+                self.health.read(place.len.into());
+                false
+            }
+            Err(_) => self.health.read_failed(),
+        };
+        // SAFETY: the read has ended, and the extent is this landing's alone until it is published.
+        let container = unsafe { std::slice::from_raw_parts(landing.at(), place.len as usize) };
+        let good = outcome.is_ok() && block::sum(container) == place.sum;
+        let raw = block::raw_bytes(container).ok().filter(|_| good);
+        match raw {
+            // Fails only with the index broken, and then nothing is served.
+            Some(raw) => drop(landing.publish(raw as u32)),
+            None => drop(landing),
+        }
+        let Some(shared) = shared.upgrade() else { return };
+        let Ok(mut index) = shared.index() else { return };
+        index.read_ended(&key, &place, raw.is_some());
+        if off {
+            index.set_serving(false);
+        }
+    }
+}

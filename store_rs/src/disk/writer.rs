@@ -1,0 +1,407 @@
+//! Demotions: decides when blocks go to disk, and makes room there.
+//!
+//! One turn at a time: clear what was evicted, write what was read at least once, and, while memory
+//! runs short and the rate allows, what is about to be evicted. When the log is full, the segment
+//! that loses least goes; its blocks that were read are moved first. All of it counts against the
+//! write rate. The index is locked to choose and to commit, never while bytes move; what is being
+//! written is held in place like by a lease.
+//!
+//! Any failed write gives up the open segment (a disk that failed once is not asked again for the
+//! same bytes) and switches the tier off until a probe succeeds. A turn never fails.
+
+use std::io;
+use std::sync::Arc;
+
+use super::buffer::Buffer;
+use super::health::{Health, is_no_space};
+use super::io::Io;
+use super::rate::Rate;
+use super::stage::{STAGE_BYTES, Stage, offsets, record};
+use crate::block;
+use crate::index::{Demotion, Erased, Tick};
+use crate::key::NO_KEY;
+use crate::log::{EntryId, PAGE, Place};
+use crate::server::Shared;
+
+/// Most of the arena that is held for writing at once.
+const HELD_SHARE: u64 = 16;
+/// Most of a segment that is worth moving.
+const MOVED_SHARE: u64 = 2;
+/// Between probes of a disk that failed, and between tries for more space: microseconds.
+const PROBE_EVERY: Tick = 1_000_000;
+
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    io: Arc<dyn Io>,
+    health: Arc<Health>,
+    stage: Stage,
+    rate: Rate,
+    max_segments: usize,
+    next_probe: Tick,
+    /// Written, but not committed to the index.
+    pending: Vec<(Demotion, EntryId)>,
+}
+
+/// What a turn did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// There may be more to do at once.
+    Busy,
+    /// Nothing to do for now.
+    Idle,
+}
+
+impl Writer {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        io: Arc<dyn Io>,
+        health: Arc<Health>,
+        write_bytes_per_s: u64,
+        max_segments: usize,
+    ) -> Self {
+        let largest = shared.index().ok().and_then(|index| Some(index.log()?.segment_bytes()));
+        let rate = Rate::new(write_bytes_per_s, largest.unwrap_or(0));
+        let (stage, pending) = (Stage::new(), Vec::new());
+        Self { shared, io, health, stage, rate, max_segments, next_probe: 0, pending }
+    }
+
+    /// Time for the next turn.
+    pub(super) fn now(&self) -> Tick {
+        self.shared.now()
+    }
+
+    /// One turn at time `now`.
+    pub(super) fn turn(&mut self, now: Tick) -> Turn {
+        if self.health.is_off() {
+            self.probe(now);
+            return Turn::Idle;
+        }
+        self.retry_space(now);
+        let before = self.stage.written;
+        let outcome = self.clear_erased().and_then(|()| self.demote(now));
+        self.count(before);
+        match outcome {
+            Ok(turn) => turn,
+            Err(_) => {
+                self.failed();
+                Turn::Idle
+            }
+        }
+    }
+
+    /// Write all that is in DRAM only, as far as there is room; how many blocks went. The rate does
+    /// not apply.
+    pub(super) fn drain(&mut self) -> u64 {
+        let (mut from, mut written) = (Some(0), 0);
+        while let Some(at) = from.filter(|_| !self.health.is_off()) {
+            let most = self.most_held();
+            let Ok(mut index) = self.shared.index() else { break };
+            let (chosen, next) = index.next_drained(at, most);
+            drop(index);
+            if chosen.is_empty() {
+                break;
+            }
+            let before = self.stage.written;
+            let outcome = self.write(&chosen, false);
+            self.count(before);
+            match outcome {
+                Ok(went) => {
+                    written += went;
+                    from = next.filter(|_| went > 0);
+                }
+                Err(_) => {
+                    self.failed();
+                    break;
+                }
+            }
+        }
+        written
+    }
+
+    fn count(&mut self, before: u64) {
+        let bytes = self.stage.written - before;
+        self.rate.spend(bytes);
+        self.health.bytes_written.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn most_held(&self) -> u64 {
+        let arena = self.shared.arena.size() / HELD_SHARE;
+        arena.max(STAGE_BYTES as u64)
+    }
+
+    fn demote(&mut self, now: Tick) -> io::Result<Turn> {
+        let most = self.rate.left(now).min(self.most_held());
+        let plenty = self.rate.has_plenty(now);
+        let chosen = {
+            let Ok(mut index) = self.shared.index() else { return Ok(Turn::Idle) };
+            let cold = plenty && index.is_pressed();
+            index.next_demotions(most, cold)
+        };
+        if chosen.is_empty() {
+            return Ok(Turn::Idle);
+        }
+        self.write(&chosen, true).map(|_| Turn::Busy)
+    }
+
+    /// Write blocks and commit them; how many went. `make_room` may give up others for them.
+    fn write(&mut self, chosen: &[Demotion], make_room: bool) -> io::Result<u64> {
+        let mut went = 0;
+        let mut outcome = Ok(());
+        for demotion in chosen {
+            let added = match outcome {
+                Ok(()) => self.add(demotion, make_room),
+                Err(_) => Ok(None),
+            };
+            match added {
+                Ok(Some(entry)) => {
+                    self.pending.push((*demotion, entry));
+                    went += 1;
+                }
+                Ok(None) => self.commit(demotion, None),
+                Err(error) => {
+                    self.commit(demotion, None);
+                    outcome = Err(error);
+                }
+            }
+        }
+        outcome = outcome.and_then(|()| self.stage.flush(&*self.io));
+        for (demotion, entry) in std::mem::take(&mut self.pending) {
+            // After an error nobody knows which of them were written whole.
+            match &outcome {
+                Ok(()) => self.commit(&demotion, Some(entry)),
+                Err(_) => self.take_back(&demotion, entry),
+            }
+        }
+        outcome.map(|()| went)
+    }
+
+    /// Stage one block; None if there is no room for it.
+    fn add(&mut self, demotion: &Demotion, make_room: bool) -> io::Result<Option<EntryId>> {
+        let at = self.shared.arena.at(demotion.offset, demotion.len as usize);
+        // SAFETY: the demotion holds the extent, so that nobody writes it until it is committed.
+        let container = unsafe { std::slice::from_raw_parts(at, demotion.len as usize) };
+        let sum = block::sum(container);
+        let Some((entry, place, slot)) = self.append(demotion.len, sum, make_room)? else {
+            return Ok(None);
+        };
+        let (offset, page_offset) = self.offsets(&place, slot);
+        let record = record(demotion.key, demotion.parent, demotion.tenant, &place, slot);
+        let staged = self.stage.add(&*self.io, offset, container);
+        match staged.and_then(|()| self.stage.add_record(&*self.io, page_offset, &record)) {
+            Ok(()) => Ok(Some(entry)),
+            Err(error) => {
+                self.drop_entry(entry);
+                Err(error)
+            }
+        }
+    }
+
+    /// A place in the open segment, or in the next one.
+    fn append(
+        &mut self,
+        len: u32,
+        sum: u32,
+        make_room: bool,
+    ) -> io::Result<Option<(EntryId, Place, u32)>> {
+        for _ in 0..2 {
+            {
+                let Ok(mut index) = self.shared.index() else { return Ok(None) };
+                let Some(log) = index.log_mut() else { return Ok(None) };
+                if let Some(placed) = log.append(len, sum) {
+                    return Ok(Some(placed));
+                }
+            }
+            self.stage.flush(&*self.io)?;
+            if !self.begin_segment(make_room)? {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Seal the open segment and begin another. False if there is none to be had.
+    fn begin_segment(&mut self, make_room: bool) -> io::Result<bool> {
+        self.with_log(|log| log.seal());
+        // One round to give up a segment, one to begin it.
+        for _ in 0..2 {
+            if self.begin_candidate(false)? {
+                return Ok(true);
+            }
+            if !make_room || !self.give_up_segment()? {
+                return Ok(false);
+            }
+            if self.with_log(|log| log.open_segment().is_some()) == Some(true) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn begin_candidate(&mut self, reserve: bool) -> io::Result<bool> {
+        let planned = self.with_log(|log| {
+            let (segment, unborn) = log.candidate(reserve)?;
+            let start = log.segment_offset(segment);
+            Some((segment, unborn, start, log.directory_offset(segment, 0), log.segment_bytes()))
+        });
+        let Some(Some((segment, unborn, start, directory, bytes))) = planned else {
+            return Ok(false);
+        };
+        if unborn && let Err(error) = self.io.allocate(start, bytes) {
+            if !is_no_space(&error) {
+                return Err(error);
+            }
+            self.health.set_full(true);
+            self.with_log(|log| log.limit_to_allocated());
+            return self.begin_candidate(reserve);
+        }
+        self.stage.clear(&*self.io, directory)?;
+        self.with_log(|log| log.begin(segment));
+        Ok(true)
+    }
+
+    /// Free the segment that loses least, moving what is worth it to the reserve.
+    fn give_up_segment(&mut self) -> io::Result<bool> {
+        let planned = self.shared.index().ok().and_then(|mut index| {
+            let log = index.log()?;
+            let victim = log.victim()?;
+            let (wanted, cold) = (log.entries_of(victim, true), log.entries_of(victim, false));
+            let most = log.segment_bytes() / MOVED_SHARE;
+            let fits = wanted.iter().scan(0, |sum, &entry| {
+                *sum += u64::from(log.place(entry).len);
+                Some(*sum <= most)
+            });
+            let kept = fits.take_while(|fits| *fits).count();
+            index.drop_entries(&cold);
+            index.drop_entries(&wanted[kept..]);
+            Some((victim, wanted[..kept].to_vec()))
+        });
+        let Some((victim, wanted)) = planned else { return Ok(false) };
+        if !wanted.is_empty() && self.begin_candidate(true)? {
+            for entry in &wanted {
+                self.move_entry(*entry)?;
+            }
+        }
+        let Ok(mut index) = self.shared.index() else { return Ok(false) };
+        let Some(log) = index.log() else { return Ok(false) };
+        let left = [log.entries_of(victim, true), log.entries_of(victim, false)].concat();
+        index.drop_entries(&left);
+        index.log_mut().into_iter().for_each(|log| log.free(victim));
+        Ok(true)
+    }
+
+    /// Copy one block to the open segment. One that cannot be read stays behind and goes.
+    fn move_entry(&mut self, entry: EntryId) -> io::Result<()> {
+        let Some((node, header)) = self.shared.index().ok().and_then(|i| i.entry_header(entry))
+        else {
+            return Ok(());
+        };
+        let bytes = (header.len as usize).next_multiple_of(PAGE);
+        let mut buffer = Buffer::new(bytes);
+        let Some(from) = self.with_log(|log| log.offset(&log.place(entry))) else { return Ok(()) };
+        if self.io.read_at(from, &mut buffer).is_err() {
+            return Ok(());
+        }
+        let container = &buffer[..header.len as usize];
+        if block::sum(container) != header.sum {
+            return Ok(());
+        }
+        let placed = self.with_log(|log| log.append(header.len, header.sum));
+        let Some(Some((to, place, slot))) = placed else { return Ok(()) };
+        let (offset, page_offset) = self.offsets(&place, slot);
+        let record = record(header.key, header.parent, header.tenant, &place, slot);
+        let io = &*self.io;
+        let written = self
+            .stage
+            .add(io, offset, container)
+            .and_then(|()| self.stage.add_record(io, page_offset, &record))
+            .and_then(|()| self.stage.flush(io));
+        if let Err(error) = written {
+            self.drop_entry(to);
+            return Err(error);
+        }
+        if let Ok(mut index) = self.shared.index() {
+            index.moved(node, entry, to);
+        }
+        Ok(())
+    }
+
+    /// Mark the records of evicted blocks, so that a restart does not bring them back.
+    fn clear_erased(&mut self) -> io::Result<()> {
+        let erased = self.shared.index().map(|mut index| index.take_erased()).unwrap_or_default();
+        for Erased { segment, generation, slot } in erased {
+            let page = self.with_log(|log| {
+                log.is_current(segment, generation).then(|| log.directory_offset(segment, slot))
+            });
+            let Some(Some(page_offset)) = page else { continue };
+            let place = Place { segment, generation, page: 0, len: 0, sum: 0 };
+            let mark = record(NO_KEY, None, 0, &place, slot);
+            self.stage.erase(&*self.io, page_offset, &mark)?;
+        }
+        Ok(())
+    }
+
+    /// The disk failed: nothing of the open segment is trusted to be written, and the tier is off.
+    fn failed(&mut self) {
+        self.stage.discard();
+        self.health.write_failed();
+        self.next_probe = self.shared.now() + PROBE_EVERY;
+        let Ok(mut index) = self.shared.index() else { return };
+        index.set_serving(false);
+        if let Some(log) = index.log_mut() {
+            log.seal();
+        }
+    }
+
+    /// Write and read the page that is there for it; on success the tier serves again.
+    fn probe(&mut self, now: Tick) {
+        if now < self.next_probe {
+            return;
+        }
+        self.next_probe = now + PROBE_EVERY;
+        let mut page = Buffer::new(PAGE);
+        page[..8].copy_from_slice(&now.to_le_bytes());
+        let mut back = Buffer::new(PAGE);
+        let outcome = self.io.write_at(0, &page).and_then(|()| self.io.read_at(0, &mut back));
+        if outcome.is_ok() && *page == *back {
+            self.health.switch_on();
+            if let Ok(mut index) = self.shared.index() {
+                index.set_serving(true);
+            }
+        }
+    }
+
+    /// Try again for space that the disk did not have.
+    fn retry_space(&mut self, now: Tick) {
+        if self.health.is_full() && now >= self.next_probe {
+            self.next_probe = now + PROBE_EVERY;
+            let max_segments = self.max_segments;
+            self.health.set_full(false);
+            self.with_log(|log| log.set_max_segments(max_segments));
+        }
+    }
+
+    fn commit(&self, demotion: &Demotion, entry: Option<EntryId>) {
+        if let Ok(mut index) = self.shared.index() {
+            index.demoted(demotion, entry);
+        }
+        // Whoever waits for room may have it now.
+        self.shared.notify_published();
+    }
+
+    fn take_back(&mut self, demotion: &Demotion, entry: EntryId) {
+        self.drop_entry(entry);
+        self.commit(demotion, None);
+    }
+
+    fn drop_entry(&mut self, entry: EntryId) {
+        self.with_log(|log| log.drop_entry(entry));
+    }
+
+    fn offsets(&self, place: &Place, slot: u32) -> (u64, u64) {
+        self.with_log(|log| offsets(log, place, slot)).unwrap_or((0, 0))
+    }
+
+    fn with_log<T>(&self, run: impl FnOnce(&mut crate::log::Log) -> T) -> Option<T> {
+        self.shared.index().ok()?.log_mut().map(run)
+    }
+}
