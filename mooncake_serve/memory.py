@@ -10,9 +10,14 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
 
 
+def memory_total() -> int:
+    """Bytes of memory the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def memory_limit(cgroups: Path = OWN_CGROUPS, mount: Path = CGROUP_MOUNT) -> int:
     """Bytes this process may use: the machine's, or the least of its cgroups' if that is less."""
-    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = memory_total()
     for path in _limit_files(cgroups, mount):
         try:
             text = path.read_text("ascii").strip()

@@ -24,8 +24,10 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mooncake_serve.config import PeerConfig, StoreSettings
+from mooncake_serve.budget import node_budget, replicas_at_most
+from mooncake_serve.config import AppConfig, PeerConfig, StoreSettings
 from mooncake_serve.errors import ConfigError, StoreConfigMismatch, StoreError
+from mooncake_serve.memory import memory_limit, memory_total
 from mooncake_serve.metrics import store_samples
 from mooncake_serve.ray_metrics import RaySink, Reporter
 from mooncake_serve.store import NodeStore, PeerSettings, StoreServer
@@ -183,6 +185,18 @@ def _peer_addresses(own_node: str, known: dict[str, str]) -> dict[str, str]:
         if address is not None:
             found[name] = address
     return found
+
+
+def check_node(config: AppConfig) -> None:
+    """Raise ConfigError when this node's memory cannot hold what may come to run on it."""
+    me = ray.get_runtime_context().get_node_id()
+    offered = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == me)
+    replicas = replicas_at_most(config, offered.get("CPU", 0), offered.get("GPU", 0))
+    limit = memory_limit()
+    # Ray promises itself a share of a whole machine that we never use; a container's is meant.
+    contained = limit < memory_total()
+    objects = int(offered.get("object_store_memory", 0)) if contained else 0
+    node_budget(config, replicas, objects).check(limit)
 
 
 def attach(settings: StoreSettings) -> NodeStore | None:

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from mooncake_serve.app.machine import REPLICA_OVERHEAD
+from mooncake_serve.budget import node_budget, replicas_at_most
 from mooncake_serve.config import AppConfig, load_app_config
 from tests.k8s.schemas import CRDS, ROOT, UNCHECKED, crd_schema, problems
 
@@ -170,14 +170,12 @@ def test_a_worker_has_room_for_the_worst_placement(overlay: str) -> None:
     config = application(overlay)
     (group,) = one(overlay, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-    replicas = min(config.replicas.count, int(int(limits["cpu"]) / config.replicas.num_cpus))
-    if config.replicas.num_gpus:
-        replicas = min(replicas, int(int(limits["nvidia.com/gpu"]) / config.replicas.num_gpus))
-    on_cpu = not config.replicas.num_gpus
-    replica = REPLICA_OVERHEAD + (config.engine.pool if on_cpu else 0)
-    objects = int(group["rayStartParams"]["object-store-memory"])
-    need = config.store.dram + replicas * replica + objects
-    assert need <= size(limits["memory"]), f"{need >> 20} MiB for {replicas} replicas"
+    gpus = int(limits.get("nvidia.com/gpu", 0))
+    replicas = replicas_at_most(config, int(limits["cpu"]), gpus)
+    assert replicas >= 1
+    node_budget(config, replicas, int(group["rayStartParams"]["object-store-memory"])).check(
+        size(limits["memory"])
+    )
 
 
 @every_overlay

@@ -15,6 +15,7 @@ from ray import serve
 import mooncake_serve.app as product
 from mooncake_serve.app import terminal
 from mooncake_serve.app.machine import check_machine
+from mooncake_serve.budget import node_budget, replicas_at_most
 from mooncake_serve.config import GIB, AppConfig, load_app_config
 from mooncake_serve.errors import ConfigError
 from mooncake_serve.memory import memory_limit
@@ -38,6 +39,21 @@ def test_what_does_not_fit_is_named(sections: dict[str, Any], limit: int, field:
     with pytest.raises(ConfigError) as caught:
         check_machine(config(**sections), limit)
     assert caught.value.field == field
+
+
+def test_a_container_holds_the_sum_of_its_parts() -> None:
+    sizes = {"store": {"dram": "2GiB"}, "engine": {"pool": "1GiB"}, "replicas": {"count": 8}}
+    app = config(**sizes)
+    most = replicas_at_most(app, cpus=1, gpus=0)
+    assert most == 2
+    budget = node_budget(app, most, GIB)
+    assert budget.total == 6 * GIB
+    budget.check(6 * GIB)
+    with pytest.raises(ConfigError, match=r"object store \(1.0GiB\) need 6.0GiB.*allows 5.0GiB"):
+        budget.check(5 * GIB)
+    on_gpu = {"replicas": {"count": 8, "num_gpus": 1}, "engine": {"device": "cuda"}}
+    assert replicas_at_most(config(**on_gpu), cpus=48, gpus=4) == 4
+    assert node_budget(config(**on_gpu), 4).replica == GIB // 2
 
 
 def test_what_fits_is_taken() -> None:
