@@ -16,7 +16,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-gpu fault fault-nightly loom check docs bench figures build format lint rust-test manifests clean
+.PHONY: help demo serve test test-slow test-gpu fault fault-nightly loom check audit docs bench figures build format lint rust-test manifests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -50,6 +50,10 @@ loom: ## every interleaving of the cluster index's lock-free protocols
 	  --target-dir target/loom
 
 check: lint rust-test test docs ## all that CI runs
+
+audit: build ## known vulnerabilities of what we build on; needs cargo-deny and the internet
+	cargo deny check
+	$(BIN)/pip-audit --skip-editable --progress-spinner off
 
 docs: build ## the documentation, into build/site; a warning is an error
 	@DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict

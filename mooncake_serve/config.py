@@ -201,6 +201,15 @@ class ApiConfig(Section):
         return self
 
 
+class ObserveConfig(Section):
+    """Logs and traces; metrics are always on."""
+
+    logs: Literal["text", "json"] = "text"
+    """How lines look on stderr; each names its request."""
+    traces: str | None = None
+    """URL of an OTLP/HTTP collector, such as http://localhost:4318/v1/traces; None is off."""
+
+
 class AppConfig(Section):
     """`args:` of the application."""
 
@@ -209,6 +218,7 @@ class AppConfig(Section):
     store: StoreSettings = StoreSettings()
     replicas: ReplicaConfig = ReplicaConfig()
     api: ApiConfig = ApiConfig()
+    observe: ObserveConfig = ObserveConfig()
 
 
 def load_app_config(args: dict[str, Any]) -> AppConfig:

@@ -15,8 +15,10 @@ from contextlib import aclosing, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
+import ray
 from ray import serve
 
+from mooncake_serve import logs, tracing
 from mooncake_serve.config import load_app_config
 from mooncake_serve.engine.protocol import (
     Engine,
@@ -32,7 +34,7 @@ from mooncake_serve.metrics import Sample, engine_samples, store_client_samples
 from mooncake_serve.models import load_tokenizer
 from mooncake_serve.parity import check_parity, parity_card
 from mooncake_serve.ray_metrics import RaySink, Reporter
-from mooncake_serve.store_actor import attach
+from mooncake_serve.store_actor import attach, check_node
 
 WARM_UP_TOKENS = 256
 WARM_UP_TIMEOUT_S = 60.0
@@ -116,6 +118,18 @@ def warm_up(engine: Engine) -> None:
     ended.wait(WARM_UP_TIMEOUT_S)
 
 
+def _describe(note: tracing.Note, event: Event) -> None:
+    """What a request used, on its span."""
+    if isinstance(event, FinishEvent):
+        used = event.usage
+        note.set(
+            prompt_tokens=used.prompt_tokens,
+            generated_tokens=used.completion_tokens,
+            cached_pool_tokens=used.cached_pool_tokens,
+            cached_store_tokens=used.cached_store_tokens,
+        )
+
+
 class ModelReplica:
     """One model replica: a pool, an engine, a connection to the node's store."""
 
@@ -123,9 +137,13 @@ class ModelReplica:
         from mooncake_serve.engine.build import build_engine
 
         app = load_app_config(config)
+        logs.configure(app.observe.logs)
+        tracing.configure(app.observe.traces, "mooncake-replica")
+        check_node(app)
         self._store = attach(app.store)
         self._engine = build_engine(app, self._store)
         self._id = serve.get_replica_context().replica_id.unique_id
+        self._node = ray.get_runtime_context().get_node_id()
         self._reporter = Reporter(RaySink({"replica": self._id}), self._samples)
         if self._store is not None:
             check_parity(app, parity_card(self._engine.info, load_tokenizer(app.model)))
@@ -153,14 +171,22 @@ class ModelReplica:
         """Batches of events with this replica's id. `replica` is the plan, read by the router."""
         del replica
         bounded = replace(request, deadline_s=time.monotonic() + timeout_s)
-        async with aclosing(stream_events(self._engine, bounded)) as batches:
-            async for events in batches:
-                yield self._id, events
+        with tracing.span("generate", request.traceparent, replica=self._id) as note:
+            async with aclosing(stream_events(self._engine, bounded)) as batches:
+                async for events in batches:
+                    _describe(note, events[-1])
+                    yield self._id, events
 
-    async def stats(self) -> dict[str, Any]:
-        """Counters of the engine and of its view of the store."""
+    async def stats(self, replica: str | None = None) -> dict[str, Any]:
+        """Counters of the engine and of its view of the store; `replica` is for the router."""
+        del replica
         store = asdict(self._store.stats()) if self._store else None
-        return {"engine": asdict(self._engine.stats()), "store": store}
+        return {
+            "replica": self._id,
+            "node": self._node,
+            "engine": asdict(self._engine.stats()),
+            "store": store,
+        }
 
     def _samples(self) -> Iterator[Sample]:
         yield from engine_samples(asdict(self._engine.stats()), self._engine.info.name)

@@ -66,6 +66,11 @@ class Answer(Protocol):
         """Who answers and why: replica, predicted seconds, matched tokens."""
         ...
 
+    @property
+    def prefix(self) -> bytes | None:
+        """Key of the prompt's first whole block, if it has one."""
+        ...
+
     def events(self) -> AsyncGenerator[list[Event]]:
         """Batches of events; the last ends in a FinishEvent or FailEvent. Closing it cancels."""
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 import uuid
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -17,14 +18,17 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mooncake_serve import tracing
 from mooncake_serve.api.envelope import respond
 from mooncake_serve.errors import EngineFailed, PayloadTooLarge, RequestError
+from mooncake_serve.logs import request_context
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
+PATH_MAX = 200
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -47,26 +51,38 @@ class Frame:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(Headers(scope=scope))
-        started = False
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers)
+        started, status = False, 0
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal started, status
             if message["type"] == "http.response.start":
-                started = True
+                started, status = True, message["status"]
                 if self._echo:
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
-        try:
-            await self._app(scope, receive, send_with_id)
-        except Exception as err:
-            if started:
-                raise
-            if not isinstance(err, RequestError):
-                log.exception("request %s failed", request_id)
-                err = EngineFailed("internal error; the server's log has the details")
-            await respond(err)(scope, receive, send_with_id)
+        with (
+            request_context(request_id),
+            tracing.span("request", headers.get("traceparent", "")) as note,
+            tracing.under(note),
+        ):
+            begun = time.perf_counter()
+            try:
+                await self._app(scope, receive, send_with_id)
+            except Exception as err:
+                if started:
+                    raise
+                if not isinstance(err, RequestError):
+                    log.exception("request %s failed", request_id)
+                    err = EngineFailed("internal error; the server's log has the details")
+                await respond(err)(scope, receive, send_with_id)
+            finally:
+                seconds = round(time.perf_counter() - begun, 4)
+                fields = {"method": scope["method"], "status": status, "seconds": seconds}
+                note.set(request_id=request_id, status=status)
+                log.info("answered", extra={"fields": {**fields, "path": scope["path"][:PATH_MAX]}})
 
 
 def _request_id(headers: Headers) -> str:

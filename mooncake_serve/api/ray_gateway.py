@@ -176,6 +176,11 @@ class RayAnswer:
             "matched_by_tier": dict(plan.tokens),
         }
 
+    @property
+    def prefix(self) -> bytes | None:
+        """Key of the prompt's first whole block, if it has one."""
+        return self._keys[0] if self._keys else None
+
     def abandon(self) -> None:
         """Give up a request whose events were never asked for."""
         self._reservation.end()

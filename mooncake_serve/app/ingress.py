@@ -10,17 +10,20 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from mooncake_serve import dashboard, logs, tracing
 from mooncake_serve.api import admin, create_app
 from mooncake_serve.api.batches import Batches
 from mooncake_serve.api.generate import Generator
 from mooncake_serve.api.observe import Observer
+from mooncake_serve.api.observed import ObservedGateway
 from mooncake_serve.api.ray_gateway import RayGateway
 from mooncake_serve.api.tenancy import Doorkeeper
+from mooncake_serve.app.overview import Overview
 from mooncake_serve.config import load_app_config
 from mooncake_serve.models import load_tokenizer
 from mooncake_serve.ray_metrics import RaySink
 from mooncake_serve.router import follow_index, process_board
-from mooncake_serve.store_actor import attach
+from mooncake_serve.store_actor import attach, check_node
 
 
 @serve.ingress()
@@ -29,12 +32,18 @@ class Ingress:
 
     def __init__(self, config: dict[str, Any], model: DeploymentHandle) -> None:
         app = load_app_config(config)
+        logs.configure(app.observe.logs)
+        tracing.configure(app.observe.traces, "mooncake-ingress")
+        check_node(app)
         self._api = app.api
         self._board = process_board(serve.get_replica_context().app_name)
         self._board.limit(app.api.max_queued_tokens, app.api.ttft_slo_s)
         follow_index(self._board, attach(app.store))
-        gateway = RayGateway(model, self._board, load_tokenizer(app.model))
+        name = app.model.served_name
         self._observer, self._keeper = Observer(RaySink()), Doorkeeper(app.api)
+        routed = RayGateway(model, self._board, load_tokenizer(app.model))
+        gateway = ObservedGateway(routed, name, self._observer.requests)
+        self._overview = Overview(name, model, self._board, gateway)
         generator = Generator(gateway, self._observer)
         self._batches = None
         if app.api.state_dir is not None:
@@ -56,6 +65,7 @@ class Ingress:
         """Serve asks for the application once the constructor is done."""
         if self._api.admin_port is not None:
             operators = admin.create_admin_app(self._observer, self._keeper, self._replicas)
+            dashboard.install(operators, self._overview.collect)
             listening = admin.serve(operators, self._api.admin_host, self._api.admin_port)
             self._tasks.add(asyncio.ensure_future(listening))
         if self._batches is not None:

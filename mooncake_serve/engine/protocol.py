@@ -67,6 +67,8 @@ class GenerationRequest:
     """Lower goes first; equals go in the order they came."""
     reuse: bool = True
     """False keeps the prompt's blocks out of the store: nobody will ask for them again."""
+    traceparent: str = ""
+    """The span it belongs to, by W3C; empty while tracing is off."""
     deadline_s: float | None = None
     """`time.monotonic()` after which the engine gives up; None waits for ever."""
 

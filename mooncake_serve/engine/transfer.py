@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from mooncake_serve import tracing
 from mooncake_serve.engine.protocol import Backend, LayeredBackend, LayerGate
 from mooncake_serve.engine.scheduler import Completed, Load
 
@@ -105,6 +106,13 @@ class Loader:
             self._done(load, 0 if load.sequence.ended else self._read(load))
 
     def _read(self, load: Load) -> int:
+        parent = load.sequence.request.traceparent
+        with tracing.span("store.load", parent, asked_blocks=len(load.keys)) as note:
+            loaded = self._read_blocks(load)
+            note.set(loaded_blocks=loaded)
+            return loaded
+
+    def _read_blocks(self, load: Load) -> int:
         tenant = load.sequence.request.tenant
         count = self._store.match(load.keys, tenant)
         if count == 0:

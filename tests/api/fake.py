@@ -47,7 +47,17 @@ class FakeAnswer:
     def __init__(self, gateway: FakeGateway, request: GenerationRequest, replica: int) -> None:
         self._gateway = gateway
         self._request = request
-        self.route = {"replica": f"r{replica}", "queue_s": 0.0, "matched_tokens": 64}
+        self.route = {
+            "replica": f"r{replica}",
+            "queue_s": 0.0,
+            "load_s": 0.05,
+            "prefill_s": 2.0,
+            "matched_tokens": 64,
+        }
+
+    @property
+    def prefix(self) -> bytes | None:
+        return bytes(32) if len(self._request.token_ids) > 16 else None
 
     def abandon(self) -> None:
         if self._request.request_id not in self._gateway.closed:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "mooncake_serve"
 LAYERS = [
     {"errors", "logs", "memory", "metrics"},
     {"config", "prometheus", "tracing"},
-    {"client", "store", "models", "codec", "policy"},
+    {"budget", "client", "store", "models", "codec", "policy"},
     {"engine", "archive", "ray_metrics"},
     {"store_actor", "router", "load_report"},
     {"parity"},

@@ -1,0 +1,95 @@
+"""Plans and outcomes: what the router's journal and metrics say of requests."""
+
+from __future__ import annotations
+
+import logging
+
+import httpx
+import pytest
+
+from mooncake_serve.api import create_app
+from mooncake_serve.api.observed import ObservedGateway
+from mooncake_serve.config import ApiConfig
+from mooncake_serve.prometheus import PrometheusSink
+from mooncake_serve.router.hot import KEYS, HotKeys
+from mooncake_serve.router.journal import BUCKET_S, BUCKETS, DECISIONS, Decision, Journal
+from tests.api.fake import MODEL, FakeGateway
+
+SECRET = "the-secret-of-this-prompt"
+
+
+def decision(number: int) -> Decision:
+    return Decision(f"r{number}", float(number), "a", 100, 40, 0.0, 0.1, 0.6)
+
+
+async def test_a_request_is_in_the_books(gateway: FakeGateway) -> None:
+    sink = PrometheusSink()
+    books = ObservedGateway(gateway, MODEL, sink)
+    transport = httpx.ASGITransport(create_app(books, ApiConfig()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        body = {"model": MODEL, "prompt": "once upon a time, " * 5, "max_tokens": 3}
+        assert (await http.post("/v1/completions", json=body)).status_code == 200
+    (one,) = books.journal.decisions()
+    assert one["replica"] == "r0"
+    assert one["prompt_tokens"] == len(body["prompt"])
+    assert one["cached_tokens"] == 4
+    assert one["ttft_s"] > 0
+    assert books.journal.hot.top(5) == [{"key": "0" * 16, "requests": 1, "cached_tokens": 64}]
+    scraped = sink.render().decode()
+    assert "mooncake_router_predicted_cached_tokens_total 64.0" in scraped
+    assert "mooncake_router_actual_cached_tokens_total 4.0" in scraped
+    assert "mooncake_router_decision_seconds_count 1.0" in scraped
+    saved = 4 * 2.0 / (len(body["prompt"]) - 64) - 0.05
+    assert books.journal.saved_prefill_s == pytest.approx(saved)
+
+
+async def test_prompts_and_answers_are_never_logged(
+    gateway: FakeGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="mooncake_serve")
+    transport = httpx.ASGITransport(create_app(gateway, ApiConfig()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        for body in (
+            {"model": MODEL, "prompt": SECRET, "max_tokens": 3},
+            {"model": MODEL, "prompt": SECRET, "max_tokens": 3, "stream": True},
+            {"model": MODEL, "prompt": SECRET, "max_tokens": -1},
+            {"model": SECRET, "prompt": SECRET},
+        ):
+            await http.post("/v1/completions", json=body, headers={"x-request-id": "named"})
+        gateway.fail_after = 1
+        gateway.error = RuntimeError("boom")
+        await http.post("/v1/completions", json={"model": MODEL, "prompt": SECRET})
+    lines = [f"{one.getMessage()} {one.__dict__.get('fields')}" for one in caplog.records]
+    assert sum("answered" in line for line in lines) == 5
+    assert not [line for line in lines if SECRET in line or "abc" in line]
+
+
+def test_history_is_bounded_and_in_order() -> None:
+    journal = Journal()
+    for number in range(2 * BUCKETS):
+        one = decision(number)
+        journal.planned(one, None)
+        journal.answered(one, 0.1 * (1 + number % 3), 40, number * BUCKET_S)
+    history = journal.history()
+    assert len(history) == BUCKETS
+    assert [bucket["at"] for bucket in history] == sorted(bucket["at"] for bucket in history)
+    assert history[-1]["prompt_tokens"] == 100
+    assert history[-1]["cached_tokens"] == 40
+    assert history[-1]["ttft_p50_s"] == history[-1]["ttft_p95_s"]
+    shown = journal.decisions()
+    assert len(shown) == DECISIONS
+    assert shown[0]["request_id"] == f"r{2 * BUCKETS - 1}"
+
+
+def test_hot_keys_are_bounded_and_keep_what_is_frequent() -> None:
+    hot = HotKeys()
+    for number in range(5 * KEYS):
+        hot.count(number.to_bytes(32, "big"), 0)
+        hot.count(b"\xff" * 32, number)
+    top = hot.top(3)
+    assert top[0] == {
+        "key": "f" * 16,
+        "requests": 5 * KEYS,
+        "cached_tokens": 5 * KEYS - 1,
+    }
+    assert len(hot.top(10 * KEYS)) == KEYS
