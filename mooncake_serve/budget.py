@@ -18,7 +18,7 @@ REPLICA_OVERHEAD = GIB // 2
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes by who takes them; `store` covers arena, put buffers and index."""
+    """Bytes by who takes them; `store` covers arena, put buffers and indexes."""
 
     store: int
     replicas: int
@@ -51,11 +51,18 @@ class Budget:
 def node_budget(config: AppConfig, replicas: int, objects: int = 0) -> Budget:
     """The budget of a node with so many replicas and so large an object store."""
     return Budget(
-        store=config.store.dram if config.store.enabled else 0,
+        store=_store(config),
         replicas=replicas,
         replica=REPLICA_OVERHEAD + (config.engine.pool if on_cpu(config) else 0),
         objects=objects,
     )
+
+
+def _store(config: AppConfig) -> int:
+    """The store's cap and, where it has peers, the cluster's index beside it."""
+    if not config.store.enabled:
+        return 0
+    return config.store.dram + (config.store.peer.index if config.store.peer.listen else 0)
 
 
 def replicas_at_most(config: AppConfig, cpus: float, gpus: float) -> int:
