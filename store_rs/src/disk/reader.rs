@@ -119,14 +119,22 @@ impl Reader {
         let container = unsafe { std::slice::from_raw_parts(landing.at(), place.len as usize) };
         let good = outcome.is_ok() && block::sum(container) == place.sum;
         let raw = block::raw_bytes(container).ok().filter(|_| good);
-        match raw {
+        if let Some(raw) = raw {
             // Fails only with the index broken, and then nothing is served.
-            Some(raw) => drop(landing.publish(raw as u32)),
-            None => drop(landing),
+            drop(landing.publish(raw as u32));
+            return Self::tell(shared, &key, &place, true, off);
         }
+        // The entry goes before the landing does: whoever waits for the landing must not be told
+        // again that the disk has the block.
+        Self::tell(shared, &key, &place, false, off);
+        drop(landing);
+    }
+
+    /// Let the index know how the read of a block went, and whether the disk is off now.
+    fn tell(shared: &Weak<Shared>, key: &Key, place: &Place, good: bool, off: bool) {
         let Some(shared) = shared.upgrade() else { return };
         let Ok(mut index) = shared.index() else { return };
-        index.read_ended(&key, &place, raw.is_some());
+        index.read_ended(key, place, good);
         if off {
             index.set_serving(false);
         }
