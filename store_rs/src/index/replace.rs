@@ -102,6 +102,7 @@ impl Index {
     pub fn abandon_replace(&mut self, replacement: Replacement) {
         let Replacement { old, new, .. } = replacement;
         self.bodies[old as usize].users |= KEEP_FORM;
+        self.counters.transcode_kept += 1;
         self.release_body(new);
         self.drop_lease(old, false);
         self.assert_accounted();
