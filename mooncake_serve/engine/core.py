@@ -20,6 +20,7 @@ import torch
 
 from mooncake_serve.engine.detokenizer import Decode, Detokenizer
 from mooncake_serve.engine.grammar import GrammarFailed, Grammars, Matcher
+from mooncake_serve.engine.job import Job, choose
 from mooncake_serve.engine.namespace import namespace
 from mooncake_serve.engine.pool import BlockPool
 from mooncake_serve.engine.prefill_curve import PrefillCurve
@@ -35,7 +36,6 @@ from mooncake_serve.engine.protocol import (
     LayerGate,
     ModelInfo,
     OnEvent,
-    TokenEvent,
 )
 from mooncake_serve.engine.sampler import Sampled, Sampler
 from mooncake_serve.engine.scheduler import Completed, Limits, Load, Scheduler, Step
@@ -62,16 +62,6 @@ class EngineSettings:
     relaxed: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A request as the core sees it."""
-
-    sequence: Sequence
-    on_event: OnEvent
-    sampler: Sampler
-    detokenizer: Detokenizer
-
-
 class EngineCore:
     """Implements `Engine` over one backend, with or without a store."""
 
@@ -88,7 +78,7 @@ class EngineCore:
         self._settings = settings
         self._store = store
         self._grammars = grammars
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._gate = threading.Lock()
         """Held while a request enters, so that none enters after the last look at the inbox."""
@@ -122,7 +112,7 @@ class EngineCore:
             self._arrivals += 1
             order = (request.priority, self._arrivals)
             sequence = Sequence(request, order, keys, self.info.layout.block_tokens)
-            job = _Job(sequence, on_event, sampler, detokenizer)
+            job = Job(sequence, on_event, sampler, detokenizer)
             self._inbox.put(lambda: self._add(job))
 
     def cancel(self, request_id: str) -> None:
@@ -274,7 +264,7 @@ class EngineCore:
         sequences, completed = self._scheduler.complete(step)
         self._publish(completed)
         jobs = [self._jobs[sequence.request.request_id] for sequence in sequences]
-        for job, sampled in zip(jobs, _choose(jobs, logits), strict=True):
+        for job, sampled in zip(jobs, choose(jobs, logits), strict=True):
             if isinstance(sampled, GrammarFailed):
                 self._end(job, FailEvent(sampled))
             else:
@@ -287,38 +277,31 @@ class EngineCore:
             if self._publisher.offer(block):
                 self._pool.retain(block.block)
 
-    def _advance(self, job: _Job, sampled: Sampled) -> None:
+    def _advance(self, job: Job, sampled: Sampled) -> None:
         """Give a request its next token, and end it if that was the last one."""
-        sequence = job.sequence
-        sampling = sequence.request.sampling
-        sequence.tokens.append(sampled.token_id)
-        is_eos = sampled.token_id in self.info.eos_token_ids and not sampling.ignore_eos
-        text = "" if is_eos else job.detokenizer.push(sampled.token_id)
-        token = TokenEvent(sampled.token_id, text, sampled.logprob, sampled.top_logprobs)
+        token, reason = job.push(sampled, self.info.eos_token_ids)
         self._emit(job, token)
-        if is_eos or job.detokenizer.stopped or job.sampler.complete:
-            self._finish(job, "stop")
-        elif sequence.generated >= sampling.max_tokens:
-            self._finish(job, "length")
+        if reason is not None:
+            self._finish(job, reason)
 
-    def _finish(self, job: _Job, reason: FinishReason) -> None:
+    def _finish(self, job: Job, reason: FinishReason) -> None:
         text = job.detokenizer.finish()
         self._end(job, FinishEvent(reason, job.sequence.usage(), text))
 
-    def _end(self, job: _Job, event: Event) -> None:
+    def _end(self, job: Job, event: Event) -> None:
         if self._jobs.pop(job.sequence.request.request_id, None) is None:
             return
         self._scheduler.finish(job.sequence)
         self._emit(job, event)
 
-    def _emit(self, job: _Job, event: Event) -> None:
+    def _emit(self, job: Job, event: Event) -> None:
         try:
             job.on_event(event)
         except Exception:
             log.exception("the receiver of %s failed", job.sequence.request.request_id)
             self.cancel(job.sequence.request.request_id)
 
-    def _add(self, job: _Job) -> None:
+    def _add(self, job: Job) -> None:
         request_id = job.sequence.request.request_id
         if request_id in self._jobs:
             error = EngineFailed(f"a request with id {request_id!r} is already running")
@@ -396,17 +379,3 @@ class EngineCore:
             prefill_token_s=self._curve.token_s,
             prefill_attention_s=self._curve.attention_s,
         )
-
-
-def _choose(jobs: list[_Job], logits: torch.Tensor) -> list[Sampled | GrammarFailed]:
-    """One token per row of `[rows, vocab]`."""
-    if all(job.sampler.is_plain_greedy for job in jobs):
-        return [Sampled(token) for token in logits.argmax(dim=-1).tolist()]
-    return [_sample(job, row) for job, row in zip(jobs, logits, strict=True)]
-
-
-def _sample(job: _Job, row: torch.Tensor) -> Sampled | GrammarFailed:
-    try:
-        return job.sampler.sample(row)
-    except GrammarFailed as err:
-        return err
