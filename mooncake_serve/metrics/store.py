@@ -93,6 +93,11 @@ EVICTED = Metric(
 TRANSCODED = Metric(
     "mooncake_store_transcoded_blocks_total", "counter", "Blocks encoded anew in the background."
 )
+KEPT_FORM = Metric(
+    "mooncake_store_transcode_kept_blocks_total",
+    "counter",
+    "Blocks left as they were, since the denser form takes no less of the arena.",
+)
 PINNED = Metric("mooncake_store_pinned_blocks", "gauge", "Blocks pinned in memory.")
 PINNED_BYTES = Metric(
     "mooncake_store_pinned_bytes", "gauge", "Bytes of pins that last until they are ended."
@@ -146,6 +151,7 @@ VALUES: Mapping[str, tuple[Metric, tuple[str, ...]]] = {
     "fragmented_bytes": (LOST, ("dram", "gaps")),
     "blocks": (BLOCKS, ("dram",)),
     "transcoded_blocks": (TRANSCODED, ()),
+    "transcode_kept_blocks": (KEPT_FORM, ()),
     "dram_bytes": (DRAM, ()),
     "index_bytes": (INDEX, ()),
     "ingest_free_bytes": (INGEST_FREE, ()),
