@@ -315,6 +315,12 @@ class StoreServer:
     def drain(self, *, timeout_s: float = 30.0) -> int:
         """Write to disk what is in memory only, where there is room: how many blocks went."""
     @property
+    def starting(self) -> tuple[str, int, int]:
+        """How far `start` in another thread is: "reserving" (bytes) or "recovering" (segments).
+
+        What is done, and all there is to do.
+        """
+    @property
     def warnings(self) -> list[str]:
         """What an operator should know about how this store runs here."""
     def stats(self) -> dict[str, Any]:
@@ -324,6 +330,8 @@ class StoreServer:
         physical_bytes`, also in each row of `usage` (by tier, dtype and codec).
         `shared_saved_bytes` is what caches of each process's own would hold besides. `codec` and
         `codec_why` say how blocks are stored. `tenants` maps a name to its bytes and blocks.
+        `nvme_read_us_…` and `peer_fetch_us_…` are histograms: count, sum, and how many took no
+        longer than each bound.
         """
     @property
     def peer_address(self) -> str | None:

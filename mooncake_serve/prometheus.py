@@ -18,14 +18,26 @@ from prometheus_client import (
     generate_latest,
     start_http_server,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 
-from mooncake_serve.metrics import Metric, Sample
+from mooncake_serve.metrics import Distribution, Metric, Sample
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Source = Callable[[], Iterable[Sample]]
 Instrument = Counter | Gauge | Histogram
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+FAMILIES: dict[str, type[Family]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
 class PrometheusSink:
@@ -104,14 +116,23 @@ class _Snapshot:
         """Nothing: registering must not ask the source."""
         return []
 
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> Iterator[Family]:
         """The families of one snapshot."""
-        families: dict[Metric, CounterMetricFamily | GaugeMetricFamily] = {}
+        families: dict[Metric, Family] = {}
         for metric, labels, value in self._source():
             if metric not in families:
-                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                families[metric] = kind(metric.name, metric.help, labels=metric.labels)
-            families[metric].add_metric(labels, value)
+                families[metric] = FAMILIES[metric.kind](
+                    metric.name, metric.help, labels=metric.labels
+                )
+            family = families[metric]
+            if isinstance(family, HistogramMetricFamily):
+                assert isinstance(value, Distribution), metric.name
+                bounds = (*map(str, metric.buckets), "+Inf")
+                counts = (*value.within, value.observed)
+                family.add_metric(labels, list(zip(bounds, counts, strict=True)), value.total)
+            else:
+                assert not isinstance(value, Distribution), metric.name
+                family.add_metric(labels, value)
         yield from families.values()
 
 

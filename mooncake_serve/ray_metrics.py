@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise, repeat
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from mooncake_serve.metrics import Metric, Sample
+from mooncake_serve.metrics import Distribution, Metric, Sample
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Reporter:
         self._source = source
         self._period_s = period_s
         self._seen: dict[tuple[Metric, tuple[str, ...]], float] = {}
+        self._counted: dict[tuple[Metric, tuple[str, ...]], Distribution] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -120,9 +122,38 @@ class Reporter:
 
     def _report(self, sample: Sample) -> None:
         metric, labels, value = sample
+        if isinstance(value, Distribution):
+            before = self._counted.get((metric, labels))
+            self._counted[metric, labels] = value
+            for observed in observations(metric, value, before):
+                self._sink.observe(metric, observed, labels)
+            return
         if metric.kind == "gauge":
             self._sink.set(metric, value, labels)
             return
         before = self._seen.get((metric, labels), 0.0)
         self._seen[metric, labels] = value
         self._sink.add(metric, value - before if value >= before else value, labels)
+
+
+def observations(
+    metric: Metric, now: Distribution, before: Distribution | None = None
+) -> Iterator[float]:
+    """Values that change a histogram as it changed between two snapshots.
+
+    Ray's histograms take one value at a time. Counts of the buckets come out exactly; within them
+    every value lies at the same share, the one that makes the sum right as far as bounds allow.
+    """
+    if before is None or now.observed < before.observed:
+        before = Distribution((0.0,) * len(now.within), 0.0, 0.0)
+    grown = [a - b for a, b in zip(now.within, before.within, strict=True)]
+    beyond = now.observed - before.observed - grown[-1]
+    counts = [grown[0], *(b - a for a, b in pairwise(grown)), beyond]
+    lows = (0.0, *metric.buckets)
+    highs = (*metric.buckets, 2 * metric.buckets[-1])
+    least = sum(count * low for count, low in zip(counts, lows, strict=True))
+    room = sum(count * (h - low) for count, h, low in zip(counts, highs, lows, strict=True))
+    # Never at a lower bound, which belongs to the bucket before.
+    share = min(1.0, max(1e-6, (now.total - before.total - least) / room)) if room else 1.0
+    for count, low, high in zip(counts, lows, highs, strict=True):
+        yield from repeat(low + share * (high - low), int(count))

@@ -44,6 +44,8 @@ STORE = "ray_mooncake_store"
 TTFT = "ray_vllm_time_to_first_token_seconds"
 TOKEN = "ray_vllm_request_time_per_output_token_seconds"
 ROUTE = "ray_mooncake_router_decision_seconds"
+NVME = "ray_mooncake_nvme_read_seconds"
+PEER = "ray_mooncake_peer_fetch_seconds"
 
 ROWS: dict[str, list[Panel]] = {
     "Requests": [
@@ -130,11 +132,59 @@ ROWS: dict[str, list[Panel]] = {
             {"{{reason}}": rate(f"{STORE}_calls_failed_total", "reason")},
         ),
         Panel("Read", "Bps", {"read": rate(f"{STORE}_read_bytes_total")}),
+        Panel(
+            "Found, by tier",
+            "none",
+            {
+                "{{tier}}": rate(f"{STORE}_hits_total", "tier"),
+                "{{outcome}}": rate(f"{STORE}_lookups_total", "outcome"),
+            },
+        ),
+        Panel(
+            "Bytes by codec",
+            "bytes",
+            {"{{codec}} {{is}}": f"sum by (codec, is) ({STORE}_codec_bytes)"},
+        ),
+        Panel(
+            "Leases and quarantine",
+            "none",
+            {
+                "oldest lease, s": f"max({STORE}_oldest_lease_seconds)",
+                "leases": f"sum({STORE}_leases)",
+                "violations {{kind}}": rate(f"{STORE}_violations_total", "kind"),
+            },
+        ),
         Panel("Attached", "none", {"{{replica}}": f"{STORE}_attached"}),
         Panel(
             "Time to choose a replica",
             "s",
             {"median": quantile(0.5, ROUTE), "p99": quantile(0.99, ROUTE)},
+        ),
+    ],
+    "Disks and peers": [
+        Panel("Disk read", "s", {"median": quantile(0.5, NVME), "p99": quantile(0.99, NVME)}),
+        Panel(
+            "Disk bytes",
+            "Bps",
+            {
+                "read": rate(f"{STORE}_tier_read_bytes_total"),
+                "written": rate(f"{STORE}_tier_written_bytes_total"),
+            },
+        ),
+        Panel("Disk", "none", {"{{is}}": "max by (is) (ray_mooncake_nvme_state)"}),
+        Panel("Peer fetch", "s", {"median": quantile(0.5, PEER), "p99": quantile(0.99, PEER)}),
+        Panel(
+            "Bytes between nodes",
+            "Bps",
+            {"{{direction}}": rate("ray_mooncake_peer_bytes_total", "direction")},
+        ),
+        Panel(
+            "Index lag",
+            "none",
+            {
+                "changes not sent": "max(ray_mooncake_index_lag_changes)",
+                "quietest peer, s": "max(ray_mooncake_peer_silent_seconds)",
+            },
         ),
     ],
 }

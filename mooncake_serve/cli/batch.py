@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from mooncake_serve.progress import EVERY_S, say
 
 if TYPE_CHECKING:
     from mooncake_serve.client import BatchReport, Client, Document, Job
@@ -171,10 +174,10 @@ def _write_report(path: Path, report: BatchReport) -> None:
 
 
 @contextmanager
-def _shown(total: int) -> Iterator[OnProgress | None]:
-    """A progress bar on a terminal; nothing elsewhere."""
+def _shown(total: int) -> Iterator[OnProgress]:
+    """A progress bar on a terminal; elsewhere a line now and then."""
     if not sys.stderr.isatty():
-        yield None
+        yield _lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -195,6 +198,23 @@ def _shown(total: int) -> Iterator[OnProgress | None]:
             bar.update(task, completed=progress.done, **_fields(progress))
 
         yield show
+
+
+def _lines() -> OnProgress:
+    told_at = time.monotonic()
+
+    def show(progress: Progress) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at < EVERY_S:
+            return
+        told_at = time.monotonic()
+        fields = _fields(progress)
+        say(
+            f"{progress.done} of {progress.total} jobs, {fields['rate']} tokens/s, "
+            f"{fields['cached']} cached, {fields['failed']} failed, {fields['eta']}"
+        )
+
+    return show
 
 
 def _fields(progress: Progress | None) -> dict[str, Any]:

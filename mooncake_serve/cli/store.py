@@ -70,7 +70,7 @@ def run(
         return
     if socket is None:
         raise ConfigError("--socket", "name the Unix socket to serve on")
-    from mooncake_serve.store import StoreServer
+    from mooncake_serve.store import StoreServer, starting
 
     disk: dict[str, Any] = {}
     if nvme is not None:
@@ -89,7 +89,7 @@ def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     typer.echo(f"reserving {dram} of memory", err=True)
-    server.start()
+    starting.start(server)
     for warning in server.warnings:
         typer.echo(f"warning: {warning}", err=True)
     stored = server.stats()

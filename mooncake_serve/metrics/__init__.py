@@ -38,7 +38,7 @@ from mooncake_serve.metrics.serving import (
     engine_samples,
 )
 from mooncake_serve.metrics.store import store_client_samples, store_samples
-from mooncake_serve.metrics.types import Metric, Sample, Sink, Tee
+from mooncake_serve.metrics.types import Distribution, Metric, Sample, Sink, Tee
 
 METRICS: tuple[Metric, ...] = (*serving.METRICS, *store.METRICS)
 """All of them."""
@@ -69,6 +69,7 @@ __all__ = [
     "TOKEN_TIME",
     "TTFT",
     "WAITING",
+    "Distribution",
     "Metric",
     "Sample",
     "Sink",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mooncake_serve.metrics.types import Metric, Sample
+from mooncake_serve.metrics.types import Distribution, Metric, Sample
+
+LATENCY_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.05, 0.25, 1.0)
+"""Bounds of the store's histograms: those of `store_rs/src/latency.rs`."""
 
 # Replicas and ingress: their view of the node's store.
 ATTACHED = Metric("mooncake_store_attached", "gauge", "1 while the node's store answers.")
@@ -55,6 +58,18 @@ LOST = Metric(
     "Bytes that hold no KV: headers, rounding, gaps too small for the largest block.",
     ("tier", "to"),
 )
+CODED = Metric(
+    "mooncake_store_codec_bytes",
+    "gauge",
+    "Blocks held, by their codec: bytes before encoding, and bytes stored.",
+    ("tier", "codec", "is"),
+)
+HITS = Metric(
+    "mooncake_store_hits_total",
+    "counter",
+    "Blocks found for a reader, by the tier that had them.",
+    ("tier",),
+)
 MOVED = Metric(
     "mooncake_store_moved_blocks_total", "counter", "Blocks that changed their tier.", ("to",)
 )
@@ -80,6 +95,9 @@ MEMORY = Metric(
 )
 UPTIME = Metric("mooncake_store_uptime_seconds", "gauge", "Since the store started.")
 LEASES = Metric("mooncake_store_leases", "gauge", "Blocks leased to clients.")
+OLDEST_LEASE = Metric(
+    "mooncake_store_oldest_lease_seconds", "gauge", "Age of the oldest lease; 0 without any."
+)
 SESSIONS = Metric("mooncake_store_sessions", "gauge", "Clients attached.")
 MATCHES = Metric("mooncake_store_matches_total", "counter", "Prefix lookups.")
 MATCHED = Metric("mooncake_store_matched_blocks_total", "counter", "Blocks found by them.")
@@ -114,6 +132,13 @@ VIOLATIONS = Metric(
 NVME_STATE = Metric(
     "mooncake_nvme_state", "gauge", "1 where it is so: serving, alert, full, io_uring.", ("is",)
 )
+NVME_READ_TIME = Metric(
+    "mooncake_nvme_read_seconds",
+    "histogram",
+    "Of a block's read that ended well, from its order to its last byte.",
+    (),
+    LATENCY_S,
+)
 NVME_OFF = Metric("mooncake_nvme_switched_off_total", "counter", "Times it was taken out of use.")
 NVME_RECOVERED = Metric(
     "mooncake_nvme_recovery", "gauge", "Of the start: blocks found, records left out.", ("of",)
@@ -127,6 +152,21 @@ PEER_BLOCKS = Metric(
 PEER_BYTES = Metric("mooncake_peer_bytes_total", "counter", "Bytes between stores.", ("direction",))
 PEER_TROUBLE = Metric(
     "mooncake_peer_trouble_total", "counter", "Links lost, and snapshots taken anew.", ("kind",)
+)
+PEER_FETCH_TIME = Metric(
+    "mooncake_peer_fetch_seconds",
+    "histogram",
+    "Of a block from another node, from the request to its last byte.",
+    (),
+    LATENCY_S,
+)
+PEER_SILENT = Metric(
+    "mooncake_peer_silent_seconds", "gauge", "Since the quietest of the peers said something."
+)
+INDEX_LAG = Metric(
+    "mooncake_index_lag_changes",
+    "gauge",
+    "Changes of this store's index that its slowest follower has not been sent.",
 )
 CLUSTER_NODES = Metric("mooncake_cluster_nodes", "gauge", "Nodes in the cluster's index.")
 CLUSTER_ENTRIES = Metric("mooncake_cluster_entries", "gauge", "Blocks in the cluster's index.")
@@ -159,10 +199,12 @@ VALUES: Mapping[str, tuple[Metric, tuple[str, ...]]] = {
     "os_private_bytes": (MEMORY, ("private",)),
     "uptime_s": (UPTIME, ()),
     "leases": (LEASES, ()),
+    "lease_oldest_us": (OLDEST_LEASE, ()),
     "sessions": (SESSIONS, ()),
     "match_calls": (MATCHES, ()),
     "matched_blocks": (MATCHED, ()),
     "lease_hits": (LOOKUPS, ("hit",)),
+    "lease_hits_dram": (HITS, ("dram",)),
     "lease_misses": (LOOKUPS, ("miss",)),
     "puts_stored": (PUTS, ("stored",)),
     "puts_present": (PUTS, ("present",)),
@@ -203,6 +245,8 @@ VALUES: Mapping[str, tuple[Metric, tuple[str, ...]]] = {
     "nvme_recovery_read_bytes": (NVME_RECOVERED, ("read_bytes",)),
     "nvme_recovery_failed_segments": (NVME_RECOVERED, ("failed_segments",)),
     "peers_connected": (PEERS, ()),
+    "peer_silent_us": (PEER_SILENT, ()),
+    "index_lag_changes": (INDEX_LAG, ()),
     "peer_fetched_blocks": (PEER_BLOCKS, ("fetched",)),
     "peer_sent_blocks": (PEER_BLOCKS, ("sent",)),
     "peer_absent_blocks": (PEER_BLOCKS, ("absent",)),
@@ -216,7 +260,15 @@ VALUES: Mapping[str, tuple[Metric, tuple[str, ...]]] = {
     "cluster_bytes": (CLUSTER_BYTES, ()),
     "cluster_replaced": (CLUSTER_REPLACED, ()),
 }
-"""What each value of a store's `stats()` is called; a store without a tier lacks its values."""
+"""What each value of a store's `stats()` is called; a store without a tier lacks its values.
+
+Values whose name ends in `_us` are microseconds, and become seconds."""
+
+FOUND_BELOW = {"nvme_promoted": "nvme", "peer_fetched_blocks": "peer"}
+"""Values that count what a tier below DRAM had for a reader."""
+
+LATENCIES = {"nvme_read_us": NVME_READ_TIME, "peer_fetch_us": PEER_FETCH_TIME}
+"""Histograms, by what the names of their values begin with."""
 
 UNMETERED = frozenset({"epoch", "pid", "tenants", "usage", "codec", "codec_why", "node"})
 """Entries of `stats()` that identify or explain rather than measure, or have no bounded labels."""
@@ -228,7 +280,27 @@ def store_samples(stats: Mapping[str, Any]) -> Iterator[Sample]:
     """Samples of a store's `stats()`; a value without a metric is left out."""
     for name, (metric, labels) in VALUES.items():
         if name in stats:
-            yield Sample(metric, labels, stats[name])
+            yield Sample(metric, labels, stats[name] * (1e-6 if name.endswith("_us") else 1))
+    for name, tier in FOUND_BELOW.items():
+        if name in stats:
+            yield Sample(HITS, (tier,), stats[name])
+    for name, metric in LATENCIES.items():
+        if f"{name}_count" in stats:
+            within = tuple(stats[f"{name}_le_{round(bound * 1e6)}"] for bound in metric.buckets)
+            total = stats[f"{name}_sum"] * 1e-6
+            yield Sample(metric, (), Distribution(within, stats[f"{name}_count"], total))
+    yield from _codec_samples(stats.get("usage", ()))
+
+
+def _codec_samples(usage: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:
+    """Bytes by codec, over all element types."""
+    sums: dict[tuple[str, ...], float] = {}
+    for row in usage:
+        for form, value in (("raw", "logical_bytes"), ("stored", "physical_bytes")):
+            labels = (row["tier"], row["codec"], form)
+            sums[labels] = sums.get(labels, 0) + row[value]
+    for labels, value in sums.items():
+        yield Sample(CODED, labels, value)
 
 
 def store_client_samples(stats: Mapping[str, Any]) -> Iterator[Sample]:

@@ -20,12 +20,23 @@ class Metric:
     """Upper bounds of a histogram, ascending, without infinity."""
 
 
+class Distribution(NamedTuple):
+    """What a histogram has counted so far."""
+
+    within: tuple[float, ...]
+    """Of each of `metric.buckets`, how many observations do not exceed it."""
+    observed: float
+    total: float
+    """Sum of all observations."""
+
+
 class Sample(NamedTuple):
     """One value of a snapshot; `labels` in the order of `metric.labels`."""
 
     metric: Metric
     labels: tuple[str, ...]
-    value: float
+    value: float | Distribution
+    """A Distribution if the metric is a histogram."""
 
 
 class Sink(Protocol):

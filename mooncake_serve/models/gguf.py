@@ -10,7 +10,8 @@ import hashlib
 from pathlib import Path
 
 from mooncake_serve.errors import ModelNotFound, UnsupportedModel
-from mooncake_serve.models.cache import cached_folder, say
+from mooncake_serve.models.cache import cached_folder
+from mooncake_serve.progress import shown
 
 
 def file_sha256(path: Path) -> str:
@@ -24,14 +25,18 @@ def converted_gguf(path: Path, dtype: str) -> Path:
     if not path.is_file():
         raise ModelNotFound(f"no GGUF file at {path}; check model.id")
     name = f"models/{path.stem}-{file_sha256(path)[:16]}-{dtype}"
-    return cached_folder(name, lambda folder: _convert(path, dtype, folder))
+
+    def convert(folder: Path) -> None:
+        with shown(f"converting {path.name} to {dtype}; this happens once"):
+            _convert(path, dtype, folder)
+
+    return cached_folder(name, convert)
 
 
 def _convert(path: Path, dtype: str, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    say(f"converting {path.name} to {dtype}; this happens once")
     source, file = str(path.parent), path.name
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -47,4 +52,3 @@ def _convert(path: Path, dtype: str, folder: Path) -> None:
         ) from err
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    say(f"converted {path.name}")

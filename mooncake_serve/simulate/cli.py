@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from mooncake_serve.progress import shown
 from mooncake_serve.simulate.plots import plot
 from mooncake_serve.simulate.run import POLICIES, ROUTERS, Options, Profile, Trace, simulate
 from mooncake_serve.simulate.sweep import (
@@ -57,7 +58,8 @@ def _run(words: list[str]) -> None:
         nodes=chosen.nodes, router=chosen.router, policy=chosen.policy, speed=chosen.speed
     )
     started = time.perf_counter()
-    report = simulate(trace, profile, options.but(series=chosen.plots is not None))
+    with shown(f"simulating {trace.requests:,} requests", announce=False):
+        report = simulate(trace, profile, options.but(series=chosen.plots is not None))
     wall_s = time.perf_counter() - started
     if chosen.plots is not None:
         title = f"{trace.name}: {chosen.router}, {chosen.nodes} nodes, x{chosen.speed:g}"

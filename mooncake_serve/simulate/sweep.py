@@ -5,9 +5,11 @@ A load is given as speed per node, so that one number means the same utilization
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from mooncake_serve.progress import shown
 from mooncake_serve.simulate.run import Options, Profile, Trace, simulate
 
 SUMMARY = ("hit_rate", "imbalance", "rejected", "ttft_s", "queue_s")
@@ -23,13 +25,14 @@ def sweep_routers(
 ) -> list[dict[str, Any]]:
     """One cell per size, load and router."""
     cells = []
-    for size in nodes:
-        for load in loads:
-            for router in routers:
-                chosen = options.but(nodes=size, speed=load * size, router=router)
-                report = simulate(trace, profile, chosen)
-                cell = {"nodes": size, "load": load, "speed": chosen.speed, "router": router}
-                cells.append(cell | {key: report[key] for key in SUMMARY})
+    chosen = list(itertools.product(nodes, loads, routers))
+    with shown("simulating", len(chosen)) as show:
+        for size, load, router in chosen:
+            one = options.but(nodes=size, speed=load * size, router=router)
+            report = simulate(trace, profile, one)
+            cell = {"nodes": size, "load": load, "speed": one.speed, "router": router}
+            cells.append(cell | {key: report[key] for key in SUMMARY})
+            show(len(cells))
     return cells
 
 
@@ -42,11 +45,14 @@ def sweep_policies(
 ) -> list[dict[str, Any]]:
     """Hit rate of one pool per capacity and policy."""
     cells = []
-    for blocks in capacities:
-        for policy in policies:
-            chosen = options.but(nodes=1, dram_blocks=blocks, policy=policy)
-            report = simulate(trace, profile, chosen)
+    chosen = list(itertools.product(capacities, policies))
+    with shown("simulating", len(chosen)) as show:
+        for blocks, policy in chosen:
+            report = simulate(
+                trace, profile, options.but(nodes=1, dram_blocks=blocks, policy=policy)
+            )
             cells.append({"blocks": blocks, "policy": policy, "hit_rate": report["hit_rate"]})
+            show(len(cells))
     return cells
 
 

@@ -19,6 +19,7 @@ use rustix::fs::{
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::error::{Error, Result};
+use crate::progress::{Phase, Progress};
 
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 const ARENA_SEALS: SealFlags = SIZE_SEALS.union(SealFlags::FUTURE_WRITE);
@@ -86,17 +87,28 @@ pub struct Arena {
 impl Arena {
     /// Reserve, touch and seal `len` bytes for blocks.
     pub fn create(len: usize) -> Result<Self> {
-        Self::create_as("mooncake-arena", "dram_bytes", len)
+        Self::create_telling(len, &Progress::default())
+    }
+
+    /// The same, telling how much is touched.
+    pub(crate) fn create_telling(len: usize, progress: &Progress) -> Result<Self> {
+        Self::make("mooncake-arena", "dram_bytes", len, progress)
     }
 
     /// The same under another name, for what the setting `field` bounds.
     pub(crate) fn create_as(name: &str, field: &'static str, len: usize) -> Result<Self> {
+        Self::make(name, field, len, &Progress::default())
+    }
+
+    fn make(name: &str, field: &'static str, len: usize, progress: &Progress) -> Result<Self> {
+        progress.begin(Phase::Reserving, len as u64);
         let fd = reserve(name, len, field)?;
         let map = Mapping::new(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
         for offset in (0..len).step_by(PREFAULT_STEP) {
             let step = PREFAULT_STEP.min(len - offset);
             map.advise(offset, step, Advice::LinuxPopulateWrite)
                 .map_err(|error| out_of_memory(field, len, error.message()))?;
+            progress.advance(step as u64);
         }
         seal(&fd, ARENA_SEALS)?;
         Ok(Self { fd, map })

@@ -4,6 +4,8 @@
 //!
 //! ```text
 //! error, key      one error type; chained BLAKE3 keys
+//! latency         histograms of durations
+//! progress        how far a start is
 //! alloc, index    extents of the arena; key tree, leases, eviction, accounting
 //! log             records on disk, segments, what makes room there
 //! wire            bounded, versioned frames
@@ -26,9 +28,11 @@ pub mod error;
 mod fdpass;
 pub mod index;
 pub mod key;
+pub mod latency;
 pub mod log;
 pub mod memory;
 pub mod peer;
+pub mod progress;
 #[cfg(feature = "python")]
 mod python;
 pub mod route;

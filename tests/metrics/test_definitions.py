@@ -14,7 +14,14 @@ from mooncake_serve import metrics
 from mooncake_serve.engine.protocol import EngineStats
 from mooncake_serve.metrics import METRICS, Sample
 from mooncake_serve.metrics.serving import FINISHED, ROUTE_TIME, RUNNING, TTFT
-from mooncake_serve.metrics.store import LEASES, MATCHES, UNMETERED, VALUES
+from mooncake_serve.metrics.store import (
+    FOUND_BELOW,
+    LATENCIES,
+    LEASES,
+    MATCHES,
+    UNMETERED,
+    VALUES,
+)
 from mooncake_serve.prometheus import PrometheusSink, render_samples
 from mooncake_serve.store import StoreServer
 from mooncake_serve.store.node import NodeStoreStats
@@ -54,6 +61,7 @@ def test_no_label_comes_from_a_request() -> None:
         "of",
         "is",
         "direction",
+        "codec",
     }
 
 
@@ -63,10 +71,17 @@ def test_every_value_of_a_store_has_a_name() -> None:
         StoreServer(socket=Path(folder) / "s", dram_bytes=16 * MIB) as server,
     ):
         stats = server.stats()
-    unnamed = set(stats) - set(VALUES) - UNMETERED
+    timed = {
+        f"{name}_{part}"
+        for name, metric in LATENCIES.items()
+        for part in ("count", "sum", *(f"le_{bound * 1e6:.0f}" for bound in metric.buckets))
+    }
+    unnamed = set(stats) - set(VALUES) - timed - UNMETERED
     assert not unnamed, "give each a Metric in mooncake_serve/metrics/store.py"
     scraped = values(render_samples(metrics.store_samples(stats)))
-    assert len(scraped) == len(set(VALUES) & set(stats))
+    series = sum(len(metric.buckets) + 3 for metric in LATENCIES.values())
+    single = len(set(VALUES) & set(stats)) + len(FOUND_BELOW)
+    assert len(scraped) == single + series
     assert scraped["mooncake_store_capacity_bytes", (("tier", "dram"),)] == stats["capacity_bytes"]
     tiers = [
         value

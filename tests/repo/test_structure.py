@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "mooncake_serve"
 
 LAYERS = [
-    {"errors", "logs", "memory", "metrics"},
-    {"config", "prometheus", "tracing"},
+    {"errors", "logs", "memory", "metrics", "progress"},
+    {"config", "prometheus", "secret_file", "tracing"},
     {"budget", "client", "store", "models", "codec", "policy"},
     {"engine", "archive", "ray_metrics"},
     {"store_actor", "router", "load_report"},
@@ -39,7 +39,7 @@ IMPORTS_RAY = {
 }
 FILE_LINES_MAX = 500
 RUST_LAYERS = [
-    {"error", "key", "memory"},
+    {"error", "key", "latency", "memory", "progress"},
     {"alloc", "index", "log", "wire", "block"},
     {"arena", "fdpass"},
     {"peer", "cluster"},

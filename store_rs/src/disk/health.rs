@@ -6,6 +6,9 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::latency::Latency;
 
 /// Failed reads in a row that are no longer the fault of one place.
 const READS_FAILED_MAX: u64 = 3;
@@ -20,11 +23,14 @@ pub(super) struct Health {
     pub(super) bytes_read: AtomicU64,
     pub(super) bytes_written: AtomicU64,
     switched_off: AtomicU64,
+    /// Of reads that ended well, from the order to the last byte.
+    read_time: Latency,
 }
 
 impl Health {
     /// A read ended well.
-    pub(super) fn read(&self, bytes: u64) {
+    pub(super) fn read(&self, bytes: u64, took: Duration) {
+        self.read_time.record(took);
         self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
         self.reads_failed_in_a_row.store(0, Ordering::Relaxed);
     }
@@ -63,7 +69,8 @@ impl Health {
 
     pub(super) fn values(&self) -> Vec<(String, u64)> {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        [
+        let mut values = self.read_time.values("nvme_read");
+        let own = [
             ("nvme_serving", u64::from(!self.is_off())),
             ("nvme_alert", u64::from(self.is_off() || self.is_full())),
             ("nvme_full", u64::from(self.is_full())),
@@ -72,9 +79,9 @@ impl Health {
             ("nvme_write_errors", count(&self.write_errors)),
             ("nvme_read_bytes", count(&self.bytes_read)),
             ("nvme_written_bytes", count(&self.bytes_written)),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .to_vec()
+        ];
+        values.extend(own.map(|(name, value)| (name.to_owned(), value)));
+        values
     }
 
     fn switch_off(&self) -> bool {

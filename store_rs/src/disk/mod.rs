@@ -31,6 +31,7 @@ use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::key::Key;
 use crate::log::{Log, PAGE};
+use crate::progress::Progress;
 use crate::server::Shared;
 use crate::server::fetch::{Landing, Tier, Wanted};
 use directory::Directory;
@@ -100,7 +101,11 @@ pub(crate) struct Threads {
 
 impl Disk {
     /// Take the directory and put what it holds into `index`.
-    pub(crate) fn open(options: DiskOptions, index: &Mutex<Index>) -> Result<Arc<Self>> {
+    pub(crate) fn open(
+        options: DiskOptions,
+        index: &Mutex<Index>,
+        progress: &Progress,
+    ) -> Result<Arc<Self>> {
         let directory = Directory::open(&options.path, options.bytes)?;
         let file = Arc::clone(&directory.file);
         let io: Arc<dyn Io> = file.clone();
@@ -117,7 +122,7 @@ impl Disk {
         log.restore_segments(directory.segments);
         index.lock().unwrap_or_else(PoisonError::into_inner).set_log(log);
         let max_segments = directory.max_segments;
-        let mut disk = Self::over(io, queue, options, max_segments, index)?;
+        let mut disk = Self::over(io, queue, options, max_segments, index, progress)?;
         (disk.direct, disk.uring, disk._directory) = (direct, uring, Some(directory));
         Ok(Arc::new(disk))
     }
@@ -129,8 +134,9 @@ impl Disk {
         options: DiskOptions,
         max_segments: usize,
         index: &Mutex<Index>,
+        progress: &Progress,
     ) -> Result<Self> {
-        let recovered = recover::recover(&*io, index)?;
+        let recovered = recover::recover(&*io, index, progress)?;
         let (orders, waiting_orders) = channel();
         let (commands, waiting_commands) = channel();
         let idle = Idle { queue, orders: waiting_orders, commands: waiting_commands };

@@ -42,7 +42,7 @@ pub(super) struct Job {
 pub(super) struct Reader {
     queue: Box<dyn Queue>,
     health: Arc<Health>,
-    flying: HashMap<u64, Job>,
+    flying: HashMap<u64, (Job, Instant)>,
     next_id: u64,
 }
 
@@ -88,7 +88,7 @@ impl Reader {
         let len = pages(job.place.len) as usize * PAGE;
         let read =
             Read { id: self.next_id, offset: job.file_offset, target: job.landing.at(), len };
-        self.flying.insert(self.next_id, job);
+        self.flying.insert(self.next_id, (job, Instant::now()));
         self.next_id += 1;
         // SAFETY: the extent has whole pages and is reserved for this landing, which stays in
         // `flying` until the read has ended.
@@ -100,17 +100,17 @@ impl Reader {
         let mut ended = Vec::new();
         self.queue.wait(patience, &mut ended);
         for (id, outcome) in ended {
-            if let Some(job) = self.flying.remove(&id) {
-                self.end(shared, job, outcome);
+            if let Some((job, begun)) = self.flying.remove(&id) {
+                self.end(shared, job, outcome, begun.elapsed());
             }
         }
     }
 
-    fn end(&self, shared: &Weak<Shared>, job: Job, outcome: io::Result<()>) {
+    fn end(&self, shared: &Weak<Shared>, job: Job, outcome: io::Result<()>, took: Duration) {
         let Job { landing, key, place, .. } = job;
         let off = match &outcome {
             Ok(()) => {
-                self.health.read(place.len.into());
+                self.health.read(place.len.into(), took);
                 false
             }
             Err(_) => self.health.read_failed(),

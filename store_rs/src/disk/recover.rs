@@ -12,6 +12,7 @@ use super::io::Io;
 use crate::error::{Error, Result};
 use crate::index::Index;
 use crate::log::{Found, PAGE, PER_PAGE, RECORD_BYTES, Record};
+use crate::progress::{Phase, Progress};
 
 /// Pages of a directory read at once.
 const STEP: usize = 4;
@@ -31,12 +32,14 @@ pub(super) struct Recovered {
 }
 
 /// Fill the index's log from disk.
-pub(super) fn recover(io: &dyn Io, index: &Mutex<Index>) -> Result<Recovered> {
+pub(super) fn recover(io: &dyn Io, index: &Mutex<Index>, progress: &Progress) -> Result<Recovered> {
     let mut index = index.lock().map_err(|_| Error::unavailable("the index is broken"))?;
     let mut done = Recovered::default();
     let mut found = BTreeMap::new();
     let segments = index.log().map_or(0, |log| log.segments()) as u32;
+    progress.begin(Phase::Recovering, segments.into());
     for segment in 0..segments {
+        progress.advance(1);
         let Some(log) = index.log() else { break };
         let last = log.directory_offset(segment, 0);
         let first = log.segment_offset(segment);

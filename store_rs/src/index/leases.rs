@@ -3,6 +3,7 @@
 //! A token is handed out once: its upper half is a generation, so a token released twice, or one
 //! of another session, finds nothing and changes nothing.
 
+use super::Tick;
 use crate::alloc::ExtentId;
 
 /// Names one lease within its session.
@@ -12,6 +13,7 @@ const FREE: ExtentId = ExtentId::MAX;
 
 #[derive(Clone, Copy)]
 struct Slot {
+    since: Tick,
     extent: ExtentId,
     generation: u32,
 }
@@ -32,13 +34,13 @@ impl Leases {
         self.slots.len() - self.spare.len()
     }
 
-    pub(super) fn add(&mut self, extent: ExtentId) -> Token {
+    pub(super) fn add(&mut self, extent: ExtentId, now: Tick) -> Token {
         let at = self.spare.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { extent: FREE, generation: 0 });
+            self.slots.push(Slot { since: 0, extent: FREE, generation: 0 });
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[at as usize];
-        slot.extent = extent;
+        (slot.extent, slot.since) = (extent, now);
         u64::from(slot.generation) << 32 | u64::from(at)
     }
 
@@ -56,6 +58,11 @@ impl Leases {
         Some(extent)
     }
 
+    /// When the oldest of them was taken.
+    pub(super) fn oldest(&self) -> Option<Tick> {
+        self.slots.iter().filter(|slot| slot.extent != FREE).map(|slot| slot.since).min()
+    }
+
     pub(super) fn extents(&self) -> impl Iterator<Item = ExtentId> + '_ {
         self.slots.iter().map(|slot| slot.extent).filter(|&extent| extent != FREE)
     }
@@ -68,13 +75,19 @@ mod tests {
     #[test]
     fn a_token_works_once() {
         let mut leases = Leases::default();
-        let first = leases.add(7);
+        let first = leases.add(7, 1);
         assert_eq!(leases.remove(first), Some(7));
         assert_eq!(leases.remove(first), None);
-        let second = leases.add(8);
+        let second = leases.add(8, 2);
         assert_ne!(first, second);
         assert_eq!(leases.get(first), None);
         assert_eq!(leases.extents().collect::<Vec<_>>(), [8]);
         assert_eq!(leases.len(), 1);
+        let third = leases.add(9, 3);
+        assert_eq!(leases.oldest(), Some(2));
+        leases.remove(second);
+        assert_eq!(leases.oldest(), Some(3));
+        leases.remove(third);
+        assert_eq!(leases.oldest(), None);
     }
 }

@@ -238,7 +238,7 @@ impl Index {
             return None;
         }
         let extent = self.nodes[node as usize].body;
-        let (token, user) = (held.add(extent), held.user);
+        let (token, user) = (held.add(extent, now), held.user);
         self.used(node, now);
         self.count_user(extent, user);
         self.change(extent, |body| body.leases += 1);

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::ops;
 
+use super::leases::Leases;
 use super::node::MAX_TENANTS;
 use super::usage::Usage;
-use super::{Body, Index, Node};
+use super::{Body, Index, Node, Tick};
 use crate::log::tenant_print;
 
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +67,8 @@ pub struct Counters {
     pub match_calls: u64,
     pub matched_blocks: u64,
     pub lease_hits: u64,
+    /// Of these, blocks that were in DRAM when they were asked for, or on their way.
+    pub lease_hits_dram: u64,
     pub lease_misses: u64,
     pub invalid_releases: u64,
     pub puts_stored: u64,
@@ -199,6 +202,8 @@ pub struct Snapshot {
     pub logical: u64,
     pub blocks: u64,
     pub leases: u64,
+    /// When the oldest lease was taken.
+    pub oldest_lease: Option<Tick>,
     pub sessions: u64,
     pub index_bytes: u64,
     pub counters: Counters,
@@ -250,6 +255,7 @@ impl Snapshot {
             ("match_calls", c.match_calls),
             ("matched_blocks", c.matched_blocks),
             ("lease_hits", c.lease_hits),
+            ("lease_hits_dram", c.lease_hits_dram),
             ("lease_misses", c.lease_misses),
             ("invalid_releases", c.invalid_releases),
             ("puts_stored", c.puts_stored),
@@ -282,6 +288,11 @@ impl Snapshot {
 }
 
 impl Index {
+    /// So many of the blocks just leased needed no tier below DRAM.
+    pub fn count_dram_hits(&mut self, blocks: u64) {
+        self.counters.lease_hits_dram += blocks;
+    }
+
     /// Everything counted, at one moment.
     pub fn snapshot(&self) -> Snapshot {
         let usage = self.usages.totals();
@@ -293,6 +304,7 @@ impl Index {
             logical: usage.iter().map(|row| row.logical).sum(),
             blocks: self.tenants.rows.iter().map(|tenant| tenant.blocks).sum(),
             leases: self.sessions.values().map(|held| held.len() as u64).sum(),
+            oldest_lease: self.sessions.values().filter_map(Leases::oldest).min(),
             sessions: self.sessions.len() as u64,
             index_bytes: self.memory_bytes(),
             counters: self.counters,

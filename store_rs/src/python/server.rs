@@ -1,7 +1,7 @@
 //! `StoreServer`: a store inside this process, on threads that never need the GIL.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
@@ -15,6 +15,7 @@ use super::shape::{CODECS, DTYPES};
 use crate::disk::DiskOptions;
 use crate::error::Error;
 use crate::index::Usage;
+use crate::progress::Phase;
 use crate::server::{CodecChoice, Options, Server};
 use crate::wire::StatsReply;
 
@@ -102,6 +103,7 @@ impl StoreServer {
             tenant_bytes,
             tenant_disk_bytes: tenant_nvme_bytes,
             nvme,
+            progress: Arc::default(),
         };
         Ok(Self { options, server: Mutex::new(None) })
     }
@@ -133,6 +135,18 @@ impl StoreServer {
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> PyResult<u64> {
         let limit = arguments::timeout(timeout_s)?;
         self.running(py, |server| server.drain(limit))
+    }
+
+    /// How far a start in another thread is: what takes long, what is done of it, and all of it.
+    #[getter]
+    fn starting(&self) -> (&'static str, u64, u64) {
+        let (phase, done, total) = self.options.progress.read();
+        let name = match phase {
+            Phase::Quick => "",
+            Phase::Reserving => "reserving",
+            Phase::Recovering => "recovering",
+        };
+        (name, done, total)
     }
 
     /// What an operator should know about how this store runs here.

@@ -128,36 +128,43 @@ pub(super) fn match_prefix(shared: &Shared, keys: &[Key]) -> Result<usize> {
     }
 }
 
-/// Bring what `wanted` names into DRAM as far as the tiers hold it and time allows.
-pub(super) fn bring(shared: &Arc<Shared>, wanted: &Wanted<'_>) -> Result<()> {
+/// Bring what `wanted` names into DRAM as far as the tiers hold it and time allows: which keys were
+/// not there, nor on their way, in the order of `wanted`.
+pub(super) fn bring(shared: &Arc<Shared>, wanted: &Wanted<'_>) -> Result<Vec<Key>> {
     bring_from(shared, &shared.tiers, wanted)
 }
 
 /// The same, from this node's own tiers: what is asked on behalf of a peer is not asked of another.
-pub(super) fn bring_from_node(shared: &Arc<Shared>, wanted: &Wanted<'_>) -> Result<()> {
+pub(super) fn bring_from_node(shared: &Arc<Shared>, wanted: &Wanted<'_>) -> Result<Vec<Key>> {
     let own = shared.tiers.iter().position(|tier| tier.is_remote()).unwrap_or(shared.tiers.len());
     bring_from(shared, &shared.tiers[..own], wanted)
 }
 
-fn bring_from(shared: &Arc<Shared>, tiers: &[Box<dyn Tier>], wanted: &Wanted<'_>) -> Result<()> {
+fn bring_from(
+    shared: &Arc<Shared>,
+    tiers: &[Box<dyn Tier>],
+    wanted: &Wanted<'_>,
+) -> Result<Vec<Key>> {
     if tiers.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
-    let mut missing = shared.index()?.missing(wanted.keys);
-    if missing.is_empty() {
-        return wait_landed(shared, wanted);
+    let absent = shared.index()?.missing(wanted.keys);
+    if absent.is_empty() {
+        wait_landed(shared, wanted)?;
+        return Ok(absent);
     }
     let held = if wanted.prefix { match_prefix(shared, wanted.keys)? } else { wanted.keys.len() };
     let within = Wanted { keys: &wanted.keys[..held], ..*wanted };
     for tier in tiers {
-        missing = shared.index()?.missing(within.keys);
+        let missing = shared.index()?.missing(within.keys);
         if missing.is_empty() || Instant::now() >= wanted.deadline {
             break;
         }
         tier.fetch(shared, &Wanted { keys: &missing, ..within });
         wait_landed(shared, &within)?;
     }
-    wait_landed(shared, &within)
+    wait_landed(shared, &within)?;
+    Ok(absent)
 }
 
 /// Wait until none of the first blocks is on its way, or for the deadline.

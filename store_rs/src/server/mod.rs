@@ -112,10 +112,11 @@ impl Server {
         let listener = Listener::bind(&options.socket)?;
         memory::check_fits("dram_bytes", options.dram_bytes)?;
         let codec = DramCodec::choose(options.codec)?;
-        let arena = Arena::create(budget.arena as usize)?;
+        let progress = Arc::clone(&options.progress);
+        let arena = Arena::create_telling(budget.arena as usize, &progress)?;
         let index = Mutex::new(Index::new(arena.size(), budget.limits, Box::new(Lru::default())));
         let disk = match options.nvme.clone() {
-            Some(nvme) => Some(Disk::open(nvme, &index)?),
+            Some(nvme) => Some(Disk::open(nvme, &index, &progress)?),
             None => None,
         };
         if let Some(disk) = &disk {
@@ -307,18 +308,23 @@ impl Shared {
     }
 
     pub(crate) fn stats(&self) -> Result<StatsReply> {
-        let snapshot = self.index()?.snapshot();
+        let index = self.index()?;
+        let (now, snapshot, next_change) = (self.now(), index.snapshot(), index.next_change());
+        drop(index);
+        let oldest = snapshot.oldest_lease.map_or(0, |since| now.saturating_sub(since));
         let ingest_free = *lock(&self.ingest_left);
         let own = [
             ("uptime_s", self.started.elapsed().as_secs()),
             ("dram_bytes", self.options.dram_bytes),
             ("ingest_free_bytes", ingest_free),
+            ("lease_oldest_us", oldest),
             ("os_arena_bytes", self.arena.resident_bytes()?),
             ("os_private_bytes", memory::private_bytes()),
         ];
-        let own = own.into_iter().chain(self.peers.values());
+        let own = own.into_iter().chain(self.peers.values(next_change));
         let mut values = snapshot.values();
         values.extend(own.map(|(name, value)| (name.to_owned(), value)));
+        values.extend(self.peers.fetch_time().values("peer_fetch"));
         values.extend(Disk::values(self.disk.as_deref()));
         let tenants = snapshot.tenants.into_iter().map(|row| (row.name, row.bytes, row.blocks));
         let texts = [("codec", self.codec.name()), ("codec_why", &self.codec.why)];

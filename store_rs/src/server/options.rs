@@ -5,6 +5,7 @@
 //! event can exceed it.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::alloc::{GRANULE, MAX_CAPACITY};
@@ -12,6 +13,7 @@ use crate::disk::{DiskOptions, writer_memory_bytes};
 use crate::error::{Error, Result};
 use crate::index::Limits;
 use crate::peer::PeerSettings;
+use crate::progress::Progress;
 
 /// Memory one indexed block may take; a test measures that it is enough.
 const INDEX_BYTES_PER_BLOCK: u64 = 128;
@@ -78,6 +80,8 @@ pub struct Options {
     pub tenant_disk_bytes: Option<u64>,
     /// The tier below DRAM; None keeps blocks in DRAM only.
     pub nvme: Option<DiskOptions>,
+    /// Where the start tells how far it is.
+    pub progress: Arc<Progress>,
 }
 
 /// How `dram_bytes` is divided.
@@ -105,6 +109,7 @@ impl Options {
             tenant_bytes: None,
             tenant_disk_bytes: None,
             nvme: None,
+            progress: Arc::default(),
         }
     }
 

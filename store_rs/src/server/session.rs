@@ -169,7 +169,8 @@ impl Session {
     }
 
     fn lease(&self, wanted: &Wanted<'_>, seq: u64, out: &mut Vec<u8>) -> Result<()> {
-        fetch::bring(&self.shared, wanted)?;
+        let absent = fetch::bring(&self.shared, wanted)?;
+        let (mut absent, mut dram_hits) = (absent.iter().peekable(), 0);
         let Wanted { keys, prefix, .. } = *wanted;
         let now = self.shared.now();
         let mut entries = Vec::with_capacity(keys.len().min(MAX_ITEMS));
@@ -182,8 +183,10 @@ impl Session {
             )));
         }
         for key in keys {
+            let brought = absent.next_if_eq(&key).is_some();
             match index.lease(self.id, key, now) {
                 Some(leased) => {
+                    dram_hits += u64::from(!brought);
                     let (token, offset, len) = (leased.token, leased.offset, leased.len);
                     entries.push(LeaseEntry { token, offset, len }.encode());
                 }
@@ -191,6 +194,7 @@ impl Session {
                 None => entries.push(LeaseEntry::ABSENT.encode()),
             }
         }
+        index.count_dram_hits(dram_hits);
         drop(index);
         Reply::Leases(&entries).encode(seq, out);
         Ok(())

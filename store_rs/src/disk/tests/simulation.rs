@@ -22,6 +22,7 @@ use crate::disk::writer::{Turn, Writer};
 use crate::index::{Index, Limits, Lru, Reserve, SessionId};
 use crate::key::Key;
 use crate::log::{Log, PAGE};
+use crate::progress::Progress;
 use crate::server::Shared;
 use crate::server::fetch::Landing;
 use crate::wire::BlockShape;
@@ -92,7 +93,7 @@ fn start(fake: &Fake) -> (Arc<Shared>, Writer, Reader, Arc<Health>, SessionId) {
     log.restore_segments((allocated / SEGMENT) as usize);
     index.set_log(log);
     let index = Mutex::new(index);
-    recover(fake, &index).expect("an index");
+    recover(fake, &index, &Progress::default()).expect("an index");
     let mut index = index.into_inner().expect("an index");
     let session = index.open_session();
     let shared = Shared::simulated(arena, index);

@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 use std::thread;
 use std::time::Duration;
 
-use super::{Peers, Shared};
+use super::{Peers, Shared, lock};
 use crate::cluster::OURS;
 use crate::error::Result;
 use crate::index::{Entry, Index};
@@ -16,6 +16,9 @@ use crate::wire::MAX_ITEMS;
 const LAG: Duration = Duration::from_millis(50);
 /// What follows a change within this goes with it.
 const BATCHING: Duration = Duration::from_millis(2);
+
+/// In place of a connection: the node's own cluster index.
+pub(super) const OWN: u64 = 0;
 
 /// Where a follower stands.
 #[derive(Default)]
@@ -69,6 +72,11 @@ impl Feed {
         }
     }
 
+    /// The number of the change that goes next.
+    pub(super) fn position(&self) -> u64 {
+        self.next
+    }
+
     /// Whether there is more right now.
     fn is_behind(&self, index: &Index) -> bool {
         self.stage != Stage::Changes || self.next != index.next_change()
@@ -104,5 +112,7 @@ pub(super) fn follow_own(peers: &Peers, shared: &Shared) {
         }
         // A table that cannot grow keeps what it has: the rest are misses.
         let _ = cluster.apply(OURS, &entries, shared.now() / 1_000_000);
+        drop(cluster);
+        lock(&peers.sent).insert(OWN, feed.position());
     }
 }

@@ -224,7 +224,7 @@ impl Fetching<'_, '_> {
             if head.key != *key {
                 return Err(Error::protocol("a peer sent another block than was asked for"));
             }
-            self.block(&head, &request.tenant)?;
+            self.block(&head, &request.tenant, sent)?;
             bytes += u64::from(head.len);
         }
         if bytes > 0 {
@@ -235,7 +235,7 @@ impl Fetching<'_, '_> {
         Ok(())
     }
 
-    fn block(&mut self, head: &BlockHead, tenant: &str) -> Result<()> {
+    fn block(&mut self, head: &BlockHead, tenant: &str, sent: Instant) -> Result<()> {
         let BlockHead { key, parent, len } = head;
         if *len == 0 {
             self.peers.counts.absent_blocks.fetch_add(1, Ordering::Relaxed);
@@ -254,6 +254,7 @@ impl Fetching<'_, '_> {
             return Err(Error::protocol("a peer sent wrong bytes; it is not asked for a while"));
         };
         landing.publish(raw)?;
+        self.peers.counts.fetch_time.record(sent.elapsed());
         self.peers.counts.fetched_blocks.fetch_add(1, Ordering::Relaxed);
         self.peers.counts.fetched_bytes.fetch_add((*len).into(), Ordering::Relaxed);
         Ok(())

@@ -65,7 +65,9 @@ fn follow_stream(
     send_message(&mut *connected.link, &Message::Subscribe)?;
     let mut expected = None;
     while !remote.dismissed.load(Ordering::Acquire) {
-        let entries = match connected.frames.next(&mut *connected.link)? {
+        let message = connected.frames.next(&mut *connected.link)?;
+        remote.heard_us.store(monotonic_us(), Ordering::Relaxed);
+        let entries = match message {
             Message::Snapshot { next } => {
                 if expected.replace(next).is_some() {
                     peers.counts.resyncs.fetch_add(1, Ordering::Relaxed);

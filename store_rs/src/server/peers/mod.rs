@@ -25,6 +25,7 @@ use super::{Shared, lock};
 use crate::cluster::{self, Cluster, Load};
 use crate::error::{Error, Result};
 use crate::key::Key;
+use crate::latency::Latency;
 use crate::peer::{
     Cutter, FrameReader, Link, Message, Pacer, PeerSettings, Secret, Transport, greet_client,
     greet_server, send_message,
@@ -50,6 +51,8 @@ pub(crate) struct Peers {
     /// Ends everything that waits on the network.
     cutters: Mutex<HashMap<u64, Cutter>>,
     next_cutter: AtomicU64,
+    /// The change each follower of this store is sent next, by its connection.
+    sent: Mutex<HashMap<u64, u64>>,
     stopped: Mutex<bool>,
     stopping: Condvar,
     counts: Counts,
@@ -60,6 +63,8 @@ pub(super) struct Remote {
     address: String,
     fetcher: Fetcher,
     dismissed: AtomicBool,
+    /// When it last said something.
+    heard_us: AtomicU64,
 }
 
 /// Events since the start.
@@ -73,6 +78,8 @@ struct Counts {
     corrupt_blocks: AtomicU64,
     failures: AtomicU64,
     resyncs: AtomicU64,
+    /// Of blocks that landed, from the request to the last byte.
+    fetch_time: Latency,
 }
 
 impl Peers {
@@ -90,7 +97,8 @@ impl Peers {
             by_row: Mutex::default(),
             threads: Mutex::default(),
             cutters: Mutex::default(),
-            next_cutter: AtomicU64::new(0),
+            next_cutter: AtomicU64::new(feed::OWN + 1),
+            sent: Mutex::default(),
             stopped: Mutex::new(false),
             stopping: Condvar::new(),
             counts: Counts::default(),
@@ -143,6 +151,7 @@ impl Peers {
                 address: address.clone(),
                 fetcher: Fetcher::default(),
                 dismissed: AtomicBool::new(false),
+                heard_us: AtomicU64::new(monotonic_us()),
             });
             remotes.insert(address.clone(), Arc::clone(&remote));
             let follower = Arc::clone(&remote);
@@ -178,8 +187,8 @@ impl Peers {
         self.cluster().report(cluster::OURS, load, monotonic_us());
     }
 
-    /// Figures for the store's statistics.
-    pub(crate) fn values(&self) -> Vec<(&'static str, u64)> {
+    /// Figures for the store's statistics; its next change has the number `next_change`.
+    pub(crate) fn values(&self, next_change: u64) -> Vec<(&'static str, u64)> {
         let Counts {
             fetched_blocks,
             fetched_bytes,
@@ -189,6 +198,7 @@ impl Peers {
             corrupt_blocks,
             failures,
             resyncs,
+            fetch_time: _,
         } = &self.counts;
         let counters = [
             ("peer_fetched_blocks", fetched_blocks),
@@ -203,8 +213,19 @@ impl Peers {
         let read = |(name, count): (_, &AtomicU64)| (name, count.load(Ordering::Relaxed));
         let mut values: Vec<_> = counters.map(read).to_vec();
         values.extend(self.cluster().values());
-        values.push(("peers_connected", lock(&self.by_row).len() as u64));
+        let behind = lock(&self.sent).values().map(|&sent| next_change.saturating_sub(sent)).max();
+        values.push(("index_lag_changes", behind.unwrap_or(0)));
+        let (now, followed) = (monotonic_us(), lock(&self.by_row));
+        let silent =
+            |remote: &Arc<Remote>| now.saturating_sub(remote.heard_us.load(Ordering::Relaxed));
+        values.push(("peer_silent_us", followed.values().map(silent).max().unwrap_or(0)));
+        values.push(("peers_connected", followed.len() as u64));
         values
+    }
+
+    /// How long blocks took that came from peers.
+    pub(crate) fn fetch_time(&self) -> &Latency {
+        &self.counts.fetch_time
     }
 
     fn spawn(
@@ -290,6 +311,7 @@ struct Connected<'a> {
 impl Drop for Connected<'_> {
     fn drop(&mut self) {
         lock(&self.peers.cutters).remove(&self.cutter);
+        lock(&self.peers.sent).remove(&self.cutter);
     }
 }
 

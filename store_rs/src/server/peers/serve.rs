@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::feed::{Batch, Feed};
-use super::{Connected, Peers, Shared};
+use super::{Connected, Peers, Shared, lock};
 use crate::cluster::OURS;
 use crate::error::{Error, Result};
 use crate::index::{Leased, SessionId};
@@ -196,6 +196,7 @@ fn stream(peers: &Peers, shared: &Shared, to: &mut Connected<'_>) -> Result<()> 
             send_message(&mut *to.link, &message)?;
             last = Instant::now();
         }
+        lock(&peers.sent).insert(to.cutter, feed.position());
     }
     Ok(())
 }
