@@ -7,6 +7,7 @@ into a `ConfigError`.
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -168,6 +169,13 @@ class ReplicaConfig(Section):
     max_ongoing_requests: int = Field(default=64, ge=1)
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class ApiConfig(Section):
     """Limits of the HTTP front."""
 
@@ -177,8 +185,8 @@ class ApiConfig(Section):
     """Prompt tokens that may wait over all replicas before new requests get 429."""
     ttft_slo_s: float | None = Field(default=None, gt=0)
     """Requests that would wait longer than this for their first token get 429 at once."""
-    tenant_secret: str | None = Field(default=None, repr=False)
-    """Cluster secret from which tenant salts derive."""
+    tenant_secret_file: str | None = None
+    """A file with the cluster secret from which tenant salts derive; 16 bytes or more."""
     keys_file: str | None = None
     """API keys, hashed (`mooncake-serve keys`); None lets everybody in."""
     requests_per_minute: int | None = Field(default=None, ge=1)
@@ -193,11 +201,19 @@ class ApiConfig(Section):
     admin_host: str = "127.0.0.1"
     admin_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the operators' routes; None has none."""
+    admin_token_file: str | None = None
+    """A file with the token that the operators' port asks for; None asks for none."""
 
     @model_validator(mode="after")
     def _keys_need_a_secret(self) -> ApiConfig:
-        if self.keys_file is not None and self.tenant_secret is None:
-            raise ValueError("keys_file needs tenant_secret, which keeps tenants' KV apart")
+        if self.keys_file is not None and self.tenant_secret_file is None:
+            raise ValueError("keys_file needs tenant_secret_file, which keeps tenants' KV apart")
+        return self
+
+    @model_validator(mode="after")
+    def _open_port_needs_a_token(self) -> ApiConfig:
+        if self.admin_token_file is None and not _is_loopback(self.admin_host):
+            raise ValueError("admin_host beyond loopback needs admin_token_file")
         return self
 
 

@@ -15,6 +15,7 @@ MooncakeError                     retry: may the same call succeed later?
 │   ├── InvalidRequest            400: a field is wrong
 │   │   └── ContextTooLong        400: prompt and max_tokens exceed the context
 │   ├── Unauthorized              401
+│   ├── Forbidden                 403: operators' port, asked from where it must not be
 │   ├── NotFound                  404: model or route
 │   ├── PayloadTooLarge           413
 │   ├── Overloaded                429: with Retry-After
@@ -150,6 +151,13 @@ class Unauthorized(RequestError):
 
     status = 401
     type = "authentication_error"
+
+
+class Forbidden(RequestError):
+    """Not to be asked from there, whoever asks."""
+
+    status = 403
+    type = "permission_error"
 
 
 class NotFound(RequestError):

@@ -26,11 +26,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mooncake_serve.budget import node_budget, replicas_at_most
 from mooncake_serve.config import AppConfig, PeerConfig, StoreSettings
-from mooncake_serve.errors import ConfigError, StoreConfigMismatch, StoreError
+from mooncake_serve.errors import StoreConfigMismatch, StoreError
 from mooncake_serve.memory import memory_limit, memory_total
 from mooncake_serve.metrics import store_samples
 from mooncake_serve.ray_metrics import RaySink, Reporter
-from mooncake_serve.store import NodeStore, PeerSettings, StoreServer
+from mooncake_serve.secret_file import read_secret
+from mooncake_serve.store import NodeStore, PeerSettings, StoreServer, starting
 from mooncake_serve.store.location import socket_dir, socket_path
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ SUPERVISE_EVERY_S = 1.0
 IDLE_CHECK_S = 5.0
 MEET_EVERY_S = 1.0
 ASK_PEER_S = 5.0
-TOKEN_BYTES_MIN = 16
+ASK_AGAIN_S = 30.0
 
 
 def actor_name(node_id: str) -> str:
@@ -65,7 +66,7 @@ class StoreActor:
         node_id = ray.get_runtime_context().get_node_id()
         peer = peer_settings(parsed.peer, node_id)
         self._server = StoreServer(socket=socket, peer=peer, **parsed.server_options())
-        self._server.start()
+        starting.start(self._server)
         for warning in self._server.warnings:
             log.warning("%s", warning)
         self._reporter = Reporter(
@@ -106,9 +107,14 @@ class StoreActor:
     def _meet_peers(self, node_id: str) -> None:
         """Find the stores of other nodes by their actors' names, as nodes come and go."""
         known: dict[str, str] = {}
+        asked_all_at = time.monotonic()
         while True:
+            # A store that was started again on its node may listen elsewhere, under the same name.
+            again = time.monotonic() - asked_all_at >= ASK_AGAIN_S
+            if again:
+                asked_all_at = time.monotonic()
             try:
-                found = _peer_addresses(node_id, known)
+                found = _peer_addresses(node_id, known, again)
             except RayError as err:
                 log.warning("could not look for peers: %s", err)
             else:
@@ -142,12 +148,7 @@ def peer_settings(peer: PeerConfig, node_id: str) -> PeerSettings:
     """What the Rust server wants to know. Raises ConfigError for a token that cannot be read."""
     token = None
     if peer.token_file:
-        try:
-            token = Path(peer.token_file).read_bytes().strip()
-        except OSError as err:
-            raise ConfigError("store.peer.token_file", f"{err}; every node needs the file") from err
-        if len(token) < TOKEN_BYTES_MIN:
-            raise ConfigError("store.peer.token_file", f"holds less than {TOKEN_BYTES_MIN} bytes")
+        token = read_secret("store.peer.token_file", peer.token_file)
     tls = peer.tls
     return PeerSettings(
         node=node_id,
@@ -171,12 +172,12 @@ def store_names() -> set[str]:
     return {name for name in names if name.startswith(prefix) and name.endswith(suffix)}
 
 
-def _peer_addresses(own_node: str, known: dict[str, str]) -> dict[str, str]:
-    """Addresses by actor name of all other stores; those of `known` are not asked again."""
+def _peer_addresses(own_node: str, known: dict[str, str], again: bool) -> dict[str, str]:
+    """Addresses by actor name of all other stores; those of `known` are asked only if `again`."""
     found = {}
     for name in store_names() - {actor_name(own_node)}:
         address = known.get(name)
-        if address is None:
+        if address is None or again:
             try:
                 actor = ray.get_actor(name, namespace=NAMESPACE)
                 address = ray.get(actor.peer_address.remote(), timeout=ASK_PEER_S)

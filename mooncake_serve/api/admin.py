@@ -1,7 +1,8 @@
 """Operators' routes, on a port of their own: nothing here is reachable where clients come in.
 
-`serve` binds `api.admin_host` (loopback unless told otherwise) and runs in the ingress's own loop.
-The port is shared while a new ingress replaces an old one (SO_REUSEPORT).
+Who may ask is decided in `operators.py`, before any route. `serve` binds `api.admin_host` (loopback
+unless told otherwise) and runs in the ingress's own loop. The port is shared while a new ingress
+replaces an old one (SO_REUSEPORT).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import mooncake_serve
 from mooncake_serve.api import envelope
 from mooncake_serve.api.middleware import Frame
 from mooncake_serve.api.observe import Observer
+from mooncake_serve.api.operators import OperatorsDoor
 from mooncake_serve.api.tenancy import Doorkeeper
 from mooncake_serve.errors import ConfigError, InvalidRequest
 from mooncake_serve.prometheus import CONTENT_TYPE
@@ -27,8 +29,13 @@ from mooncake_serve.prometheus import CONTENT_TYPE
 Replicas = Callable[[], Awaitable[dict[str, Any]]]
 
 
-def create_admin_app(observer: Observer, keeper: Doorkeeper, replicas: Replicas) -> FastAPI:
-    """The operators' application; `replicas` says what runs and how much it has to do."""
+def create_admin_app(
+    observer: Observer, keeper: Doorkeeper, replicas: Replicas, token: bytes | None = None
+) -> FastAPI:
+    """The operators' application; `replicas` says what runs and how much it has to do.
+
+    `token` is asked of every request; None asks for none.
+    """
     app = FastAPI(title="mooncake_serve admin", version=mooncake_serve.__version__)
 
     async def scrape() -> Response:
@@ -52,6 +59,7 @@ def create_admin_app(observer: Observer, keeper: Doorkeeper, replicas: Replicas)
     app.add_api_route("/replicas", replicas, methods=["GET"])
     app.add_api_route("/keys/reload", reload_keys, methods=["POST"])
     envelope.install(app, observer)
+    app.add_middleware(OperatorsDoor, token=token)
     app.add_middleware(Frame, echo_request_id=True)
     return app
 

@@ -1,10 +1,10 @@
 """Whose request it is, decided before any route sees it, and whether it may come in.
 
 Every route needs a key but for those in OPEN_ROUTES, so a new route is closed until somebody opens
-it. With `api.keys_file` a tenant is what the key's record says. With `api.tenant_secret` alone,
-every key is a tenant of its own: for a server behind a gateway that checks keys. With neither,
-everybody is one tenant. A tenant's blocks are rooted in a salt that nobody can compute without the
-secret, so that no tenant ever hits another's.
+it. With `api.keys_file` a tenant is what the key's record says. With `api.tenant_secret_file`
+alone, every key is a tenant of its own: for a server behind a gateway that checks keys. With
+neither, everybody is one tenant. A tenant's blocks are rooted in a salt that nobody can compute
+without the secret, so that no tenant ever hits another's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mooncake_serve.api.keys import KeyRing
 from mooncake_serve.api.limits import Limiter, Limits
 from mooncake_serve.config import ApiConfig
 from mooncake_serve.errors import Unauthorized
+from mooncake_serve.secret_file import read_secret
 
 OPEN_ROUTES = frozenset({"/health", "/version"})
 
@@ -38,8 +39,9 @@ class Doorkeeper:
     """Names tenants and counts what they ask."""
 
     def __init__(self, settings: ApiConfig) -> None:
-        """Raises ConfigError when the file of keys cannot be used."""
-        self._secret = settings.tenant_secret
+        """Raises ConfigError when the file of keys, or of the secret, cannot be used."""
+        path = settings.tenant_secret_file
+        self._secret = read_secret("api.tenant_secret_file", path) if path else None
         self.ring = KeyRing(Path(settings.keys_file).expanduser()) if settings.keys_file else None
         self._default = Limits(settings.requests_per_minute, settings.concurrency)
         self.limiter = Limiter()
@@ -71,7 +73,7 @@ class Doorkeeper:
     def _named(self, name: str, limits: Limits) -> Tenant:
         from mooncake_serve.store import tenant_salt
 
-        return Tenant(name, tenant_salt((self._secret or "").encode(), name), limits)
+        return Tenant(name, tenant_salt(self._secret or b"", name), limits)
 
 
 class Door:

@@ -23,6 +23,7 @@ from mooncake_serve.config import load_app_config
 from mooncake_serve.models import load_tokenizer
 from mooncake_serve.ray_metrics import RaySink
 from mooncake_serve.router import follow_index, process_board
+from mooncake_serve.secret_file import read_secret
 from mooncake_serve.store_actor import attach, check_node
 
 
@@ -59,12 +60,16 @@ class Ingress:
             batches=self._batches,
             echo_request_id=False,
         )
+        path = app.api.admin_token_file
+        self._operators_token = read_secret("api.admin_token_file", path) if path else None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve asks for the application once the constructor is done."""
         if self._api.admin_port is not None:
-            operators = admin.create_admin_app(self._observer, self._keeper, self._replicas)
+            operators = admin.create_admin_app(
+                self._observer, self._keeper, self._replicas, self._operators_token
+            )
             dashboard.install(operators, self._overview.collect)
             listening = admin.serve(operators, self._api.admin_host, self._api.admin_port)
             self._tasks.add(asyncio.ensure_future(listening))

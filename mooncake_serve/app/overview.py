@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from mooncake_serve.api.observed import ObservedGateway
 from mooncake_serve.metrics import store_samples
-from mooncake_serve.metrics.store import BYTES, CAPACITY, LOGICAL
+from mooncake_serve.metrics.store import BYTES, CAPACITY, LOGICAL, SAVED
 from mooncake_serve.router import Board
 from mooncake_serve.store_actor import NAMESPACE, actor_name
 
@@ -87,16 +87,19 @@ class Overview:
 
 
 def tiers(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A store's tiers: capacity, bytes by state, and what the blocks were before encoding."""
+    """A store's tiers: capacity, bytes by state, before encoding, and what is spared by what."""
     found: dict[str, dict[str, Any]] = {}
     for metric, labels, value in store_samples(stats):
-        if metric not in (CAPACITY, BYTES, LOGICAL):
+        if metric not in (CAPACITY, BYTES, LOGICAL, SAVED):
             continue
         tier = found.setdefault(
-            labels[0], {"tier": labels[0], "capacity": 0, "states": {}, "logical": 0}
+            labels[0],
+            {"tier": labels[0], "capacity": 0, "states": {}, "logical": 0, "saved": {}},
         )
         if metric is BYTES:
             tier["states"][labels[1]] = value
+        elif metric is SAVED:
+            tier["saved"][labels[1]] = value
         else:
             tier["capacity" if metric is CAPACITY else "logical"] = value
     return [tier for tier in found.values() if tier["capacity"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -186,8 +187,10 @@ async def test_pin_and_explain(http: httpx.AsyncClient, gateway: FakeGateway, st
     assert gateway.pins == [1, None]
 
 
-async def test_tenants(gateway: FakeGateway) -> None:
-    app = create_app(gateway, ApiConfig(tenant_secret="s3cret"))
+async def test_tenants(gateway: FakeGateway, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("of this test, and nobody else's")
+    app = create_app(gateway, ApiConfig(tenant_secret_file=str(secret)))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         response = await http.post(CHAT, json=chat())

@@ -34,13 +34,22 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def open_client(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
 
 
 @pytest.fixture
-async def guarded(gateway: FakeGateway, file: Path) -> AsyncIterator[httpx.AsyncClient]:
+def secret(tmp_path: Path) -> str:
+    path = tmp_path / "secret"
+    path.write_text("of these tests, and nobody else's\n")
+    return str(path)
+
+
+@pytest.fixture
+async def guarded(
+    gateway: FakeGateway, file: Path, secret: str
+) -> AsyncIterator[httpx.AsyncClient]:
     keys.create(file, "nobody")
-    settings = ApiConfig(keys_file=str(file), tenant_secret="s3cret", concurrency=2)
+    settings = ApiConfig(keys_file=str(file), tenant_secret_file=secret, concurrency=2)
     async with open_client(create_app(gateway, settings)) as client:
         yield client
 
@@ -56,14 +65,20 @@ def test_the_file_holds_no_key(file: Path) -> None:
             ring.authenticate(wrong)
 
 
-def test_keys_need_a_secret_and_a_file(file: Path) -> None:
-    with pytest.raises(ConfigError, match="tenant_secret"):
+def test_keys_need_a_secret_and_a_file(file: Path, secret: str) -> None:
+    with pytest.raises(ConfigError, match="tenant_secret_file"):
         load_app_config({"api": {"keys_file": str(file)}})
+    with pytest.raises(ConfigError, match=r"api\.tenant_secret_file: .*openssl"):
+        Doorkeeper(ApiConfig(tenant_secret_file=f"{secret}.absent"))
+    Path(secret).write_text("short\n")
+    with pytest.raises(ConfigError, match="less than 16 bytes"):
+        Doorkeeper(ApiConfig(tenant_secret_file=secret))
+    Path(secret).write_text("long enough for anybody")
     with pytest.raises(ConfigError, match="mooncake-serve keys create"):
-        Doorkeeper(ApiConfig(keys_file=str(file), tenant_secret="s"))
+        Doorkeeper(ApiConfig(keys_file=str(file), tenant_secret_file=secret))
     file.write_text("{}")
     with pytest.raises(ConfigError, match=r"api\.keys_file"):
-        Doorkeeper(ApiConfig(keys_file=str(file), tenant_secret="s"))
+        Doorkeeper(ApiConfig(keys_file=str(file), tenant_secret_file=secret))
 
 
 def test_a_running_server_follows_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +123,9 @@ def test_the_command_line(file: Path) -> None:
     ],
 )
 async def test_every_route_is_closed(guarded: httpx.AsyncClient, method: str, path: str) -> None:
-    response = await guarded.request(method, f"http://test{path}")
+    response = await guarded.request(method, f"http://127.0.0.1{path}")
     assert assert_envelope(response, 401)["code"] == "missing_api_key"
-    wrong = await guarded.request(method, f"http://test{path}", headers=bearer("mk-1-2"))
+    wrong = await guarded.request(method, f"http://127.0.0.1{path}", headers=bearer("mk-1-2"))
     assert assert_envelope(wrong, 401)["code"] == "invalid_api_key"
 
 
@@ -170,9 +185,9 @@ def test_rates_come_back_with_time() -> None:
     assert (limiter.uses()["a"].requests, limiter.uses()["a"].refused) == (61, 2)
 
 
-async def test_admin_routes(gateway: FakeGateway, file: Path) -> None:
+async def test_admin_routes(gateway: FakeGateway, file: Path, secret: str) -> None:
     key = keys.create(file, "acme")
-    settings = ApiConfig(keys_file=str(file), tenant_secret="s")
+    settings = ApiConfig(keys_file=str(file), tenant_secret_file=secret)
     observer, keeper = Observer(), Doorkeeper(settings)
 
     async def replicas() -> dict[str, Any]:

@@ -34,7 +34,15 @@ MARKUP = "<img src=x onerror=alert(1)>"
 def made_up() -> dict[str, Any]:
     now = time.time()
     states = {"free": GIB, "reserved": GIB // 8, "resident": 5 * GIB, "leased": GIB // 2}
-    tier = {"tier": "dram", "capacity": 8 * GIB, "states": states, "logical": 7 * GIB}
+    tier: dict[str, Any] = {
+        "tier": "dram",
+        "capacity": 8 * GIB,
+        "states": states,
+        "logical": 7 * GIB,
+    }
+    tier["saved"] = {"codec": 1.4 * GIB, "sharing": 21 * GIB}
+    nvme: dict[str, Any] = {"tier": "nvme", "capacity": 64 * GIB, "logical": 0, "saved": {}}
+    nvme["states"] = {"resident": 40 * GIB}
     engine = {
         "running": 3,
         "waiting": 1,
@@ -60,7 +68,13 @@ def made_up() -> dict[str, Any]:
         "model": MARKUP,
         "saved_prefill_s": 845.0,
         "nodes": [
-            {"node": "ab" * 28, "tiers": [tier], "sessions": 3, "evictions": 17, "uptime_s": 7260},
+            {
+                "node": "ab" * 28,
+                "tiers": [tier, nvme],
+                "sessions": 3,
+                "evictions": 17,
+                "uptime_s": 7260,
+            },
             {"node": "cd" * 28, "tiers": None},
         ],
         "replicas": [
@@ -159,7 +173,8 @@ def shot(page: Any, name: str) -> None:
 def test_everything_is_on_the_page(page: Any) -> None:
     text = page.inner_text("main")
     assert "DRAM: 5.6 GiB of 8.0 GiB in use" in text
-    assert "Saved by encoding: 1.4 GiB." in text
+    assert "Saved: 1.4 GiB by encoding, 21.0 GiB by sharing." in text
+    assert "NVME: 40.0 GiB of 64.0 GiB in use" in text
     assert "Its store does not answer" in text
     assert "does not answer" in page.inner_text("#replicas tr:nth-child(2)")
     assert "00ff00ff00ff00ff" in text

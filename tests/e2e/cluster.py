@@ -141,7 +141,7 @@ class Cluster:
         # Short: a Unix socket's path has 108 bytes.
         self._sockets = tempfile.TemporaryDirectory(prefix="mk-")
         os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-        ray.init(
+        context: Any = ray.init(
             "local",  # Not one that somebody has running on this machine.
             # More than a small machine has: what replicas ask of Ray is a matter of each test.
             num_cpus=8,
@@ -150,6 +150,7 @@ class Cluster:
             log_to_driver=False,
             object_store_memory=128 << 20,
         )
+        self.session = Path(context.address_info["session_dir"])
         serve.start(
             proxy_location="HeadOnly",
             http_options={"host": "127.0.0.1", "port": self.port},

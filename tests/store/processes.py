@@ -12,8 +12,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from mooncake_serve.store import BlockShape, StoreClient, StoreServer, block_keys
+from mooncake_serve.store import (
+    BlockShape,
+    PeerSettings,
+    StoreClient,
+    StoreServer,
+    block_keys,
+)
 from tests.waiting import eventually
 
 MIB = 1 << 20
@@ -82,6 +89,42 @@ def run_disk_store(socket: str, nvme: str, dram_bytes: str, nvme_bytes: str) -> 
     )
     server.start()
     say_and_wait("serving")
+
+
+def run_quota_store(socket: str, dram_bytes: str, tenant_bytes: str, nvme: str, disk: str) -> None:
+    """No quota for a `tenant_bytes` of 0, no disk for a `disk` of 0."""
+    options: dict[str, Any] = {}
+    if int(tenant_bytes):
+        options |= {"tenant_bytes": int(tenant_bytes), "tenant_nvme_bytes": int(disk) // 4}
+    if int(disk):
+        options |= {"nvme_path": nvme, "nvme_bytes": int(disk)}
+    server = StoreServer(socket=socket, dram_bytes=int(dram_bytes), **options)
+    server.start()
+    say_and_wait("serving")
+
+
+def run_peer_store(socket: str, name: str, address: str, nvme: str) -> None:
+    """Meets the peers that lines on its standard input name, and answers each line."""
+    peer = PeerSettings(node=name, listen=f"{address}:7400", token=b"of these tests' stores")
+    disk: dict[str, Any] = {"nvme_path": nvme, "nvme_bytes": 64 * MIB}
+    server = StoreServer(socket=socket, dram_bytes=32 * MIB, peer=peer, **disk)
+    server.start()
+    say("serving")
+    for line in sys.stdin:
+        server.set_peers(line.split())
+        say("met")
+
+
+def run_flood(socket: str, tenant: str, nbytes: str) -> None:
+    """Puts blocks of a tenant until it is killed; says when it has put a thousand."""
+    client = StoreClient.connect(socket)
+    shape = BlockShape.opaque(int(nbytes))
+    block = os.urandom(int(nbytes))
+    for round_ in range(1_000_000):
+        keys, parents = chain(f"{tenant}/{round_}", 8)
+        client.put(keys, parents, [block] * 8, shape, tenant)
+        if round_ == 125:
+            say("a thousand blocks")
 
 
 def run_hold_leases(socket: str, name: str, blocks: str) -> None:

@@ -113,11 +113,14 @@ function showNode(node) {
     const name = tier.tier.toUpperCase();
     const label = `${name}: ${bytes(physical)} of ${bytes(tier.capacity)} in use`;
     made.append(element("p", { class: "note" }, label), bar(used, tier.capacity, label));
-    const saved = tier.logical - physical;
+    const saved = { encoding: tier.saved.codec ?? 0, sharing: tier.saved.sharing ?? 0 };
+    const told = Object.entries(saved)
+      .filter(([, value]) => value > 0)
+      .map(([by, value]) => `${bytes(value)} by ${by}`);
     made.append(
       ...used.map(([state, value]) => key(state, `${state} ${bytes(value)}`)),
       key("free", `free ${bytes(tier.states.free ?? tier.capacity - physical)}`),
-      element("p", { class: "note" }, saved > 0 ? `Saved by encoding: ${bytes(saved)}.` : ""),
+      element("p", { class: "note" }, told.length ? `Saved: ${told.join(", ")}.` : ""),
     );
   }
   const { sessions, evictions, uptime_s: uptime } = node;
