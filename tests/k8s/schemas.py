@@ -1,8 +1,9 @@
-"""Schemas to hold manifests against: Kubernetes' own from a package, KubeRay's from its CRDs."""
+"""Schemas to hold manifests against: KubeRay's from its CRDs, all others from packages."""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = Path(os.environ.get("MOONCAKE_KUBERAY_CRDS", ROOT.parent / "shared" / "k8s-crds"))
-UNCHECKED = {"PodMonitor", "Issuer", "Certificate"}
-"""Kinds of other operators, whose CRDs are in no package."""
+MODELS = {
+    "PodMonitor": "cloudcoil.models.prometheus_operator.v1",
+    "Issuer": "cloudcoil.models.cert_manager.v1",
+    "Certificate": "cloudcoil.models.cert_manager.v1",
+}
+"""Kinds of other operators, and the modules that hold what was generated from their CRDs."""
 
 
 def crd_schema(kind: str) -> dict[str, Any]:
@@ -20,6 +25,11 @@ def crd_schema(kind: str) -> dict[str, Any]:
     crd = yaml.load((CRDS / f"ray.io_{kind.lower()}s.yaml").read_text("utf-8"), yaml.CSafeLoader)
     versions = {version["name"]: version for version in crd["spec"]["versions"]}
     return _closed(versions["v1"]["schema"]["openAPIV3Schema"])
+
+
+def model_schema(kind: str) -> dict[str, Any]:
+    """JSON schema of another operator's resource, refusing fields it does not name."""
+    return _closed(getattr(import_module(MODELS[kind]), kind).model_json_schema(by_alias=True))
 
 
 def _closed(schema: Any) -> Any:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import yaml
 
 from mooncake_serve.budget import node_budget, replicas_at_most
 from mooncake_serve.config import AppConfig, load_app_config
-from tests.k8s.schemas import CRDS, ROOT, UNCHECKED, crd_schema, problems
+from tests.k8s.schemas import CRDS, MODELS, ROOT, crd_schema, model_schema, problems
 
 OVERLAYS = {"cpu-demo": "app.yaml", "gpu": "gpu-cluster.yaml"}
 KUBERNETES = "1.34"
@@ -85,11 +86,43 @@ def test_rayservice_against_the_crd(overlay: str) -> None:
 def test_core_resources_against_kubernetes_schemas(overlay: str) -> None:
     checked = 0
     for document in built(overlay):
-        if document["kind"] in UNCHECKED | {"RayService"}:
+        if document["kind"] in {*MODELS, "RayService"}:
             continue
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
         checked += 1
     assert checked >= 6
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+def test_other_operators_resources_against_their_schemas(kind: str) -> None:
+    """Each as the components have it, and refused with a misspelt field at any depth."""
+    folder = ROOT / "k8s" / "components"
+    documents = [
+        document
+        for path in sorted(folder.rglob("*.yaml"))
+        for document in yaml.safe_load_all(path.read_text("utf-8"))
+        if document["kind"] == kind
+    ]
+    assert documents
+    schema = model_schema(kind)
+    for document in documents:
+        assert problems(document, schema) == []
+        for branch in branches(document["spec"]):
+            branch["misspelt"] = 1
+            assert problems(document, schema), branch
+            del branch["misspelt"]
+
+
+def branches(value: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping that has a fixed set of fields."""
+    if isinstance(value, list):
+        for item in value:
+            yield from branches(item)
+    elif isinstance(value, dict):
+        yield value
+        for name, child in value.items():
+            if name not in {"matchLabels", "selfSigned"}:
+                yield from branches(child)
 
 
 @every_overlay
@@ -162,6 +195,56 @@ def test_no_arena_in_a_volume(overlay: str) -> None:
     for template in pods(overlay).values():
         for volume in template["spec"].get("volumes", []):
             assert volume.get("emptyDir", {}).get("medium") != "Memory", volume["name"]
+
+
+@every_overlay
+def test_the_disk_tier_has_a_volume_of_its_size(overlay: str) -> None:
+    """Its directory is below a mount of the workers, on a claim with room for cap and metadata."""
+    nvme = application(overlay).store.nvme
+    spec = pods(overlay)["workers"]["spec"]
+    claims = {
+        volume["name"]: volume["ephemeral"]["volumeClaimTemplate"]["spec"]
+        for volume in spec["volumes"]
+        if "ephemeral" in volume
+    }
+    if nvme is None:
+        assert not claims
+        return
+    ((name, claim),) = claims.items()
+    (mount,) = [one for one in spec["containers"][0]["volumeMounts"] if one["name"] == name]
+    assert not mount.get("readOnly")
+    # The root of a file system holds lost+found, and the store wants a directory of its own.
+    assert Path(mount["mountPath"]) in Path(nvme.path).parents
+    assert nvme.bytes <= 0.95 * size(claim["resources"]["requests"]["storage"])
+    assert claim["accessModes"] == ["ReadWriteOnce"]
+    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsGroup"]
+
+
+@every_overlay
+def test_a_drain_fits_the_grace_period(overlay: str) -> None:
+    spec = pods(overlay)["workers"]["spec"]
+    command = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+    limit = re.search(r"store drain --timeout (\d+)", command)
+    assert limit is not None
+    # Ray's own stop comes after it, within the same period.
+    assert int(limit[1]) + 20 <= spec["terminationGracePeriodSeconds"]
+
+
+@every_overlay
+def test_secrets_come_from_secrets(overlay: str) -> None:
+    """What the configuration names by file is in the mounted Secret; nothing is inline."""
+    keys = "/etc/mooncake/keys/"
+    for name in ("head", "workers"):
+        spec = pods(overlay)[name]["spec"]
+        mounted = {one["mountPath"]: one["name"] for one in spec["containers"][0]["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        assert "secret" in volumes[mounted[keys.rstrip("/")]], name
+        for variable in spec["containers"][0]["env"]:
+            secret = re.search("token|secret|password|key", variable["name"], re.IGNORECASE)
+            assert not secret or "valueFrom" in variable, variable["name"]
+    api, peer = application(overlay).api, application(overlay).store.peer
+    named = [api.keys_file, api.tenant_secret_file, api.admin_token_file, peer.token_file]
+    assert all(path.startswith(keys) for path in named if path)
 
 
 @every_overlay
