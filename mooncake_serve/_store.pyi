@@ -133,6 +133,8 @@ class ClusterView:
 
         The number is that of leading blocks that some node holds, each from wherever it is.
         """
+    def pooled_prefix(self, keys: Iterable[bytes]) -> dict[str, int]:
+        """Leading blocks of the chain `keys` in the pool of each replica that has the first."""
     def nodes(self) -> dict[str, tuple[bool, float, float]]:
         """Stores by name: alive, measured bytes/s and latency in s of fetches (0: none yet)."""
     def replicas(self) -> dict[str, dict[str, Any]]:
@@ -156,6 +158,8 @@ class ClusterIndex:
         self, node: int, replica: str, prefill_tokens: int, token_s: float, at_s: float
     ) -> None:
         """A replica's load at `at_s`, `time.monotonic()`."""
+    def report_pool(self, node: int, replica: str, keys: bytes) -> None:
+        """The pool of a replica that has reported holds `keys`, 32 bytes each, and no others."""
     def view(self) -> ClusterView:
         """The readers' side."""
 
@@ -454,6 +458,19 @@ class StoreClient:
 
         One-way. `replica` has at most 16 bytes; `prefill` is measured seconds of any prefill, per
         token, and per token and token of context. Not `accepting` takes its row away.
+        """
+    def report_pool(
+        self,
+        replica: str,
+        added: Iterable[bytes],
+        removed: Iterable[bytes],
+        *,
+        anew: bool = False,
+    ) -> None:
+        """Tell the store, and through it every router, which blocks a replica's own pool took up
+        and gave up.
+
+        One-way. `anew` voids what was told before. Ignored before the replica's first `report`.
         """
     def drain(self, *, timeout_s: float | None = None) -> int:
         """Have the store write to disk what it holds in memory only: how many blocks it wrote."""

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 ATTEMPTS_MAX = 3
 REPLICA_WAIT_S = 5.0
 REPLICA_POLL_S = 0.05
+REPLACE_S = 30.0
+"""How long Serve may take to replace the last replica: until then requests wait for it."""
 NO_REPLICA = "no model replica is running; try again soon (`serve status` says why)"
 
 REPLICA_GONE = (RayActorError, ReplicaUnavailableError, AioRpcError)
@@ -63,7 +65,7 @@ class RayGateway:
     async def card(self) -> ModelCard:
         """The model. Raises Unavailable while no replica runs."""
         model = await self._known_model()
-        if not self._board.replicas():
+        if not self._board.replicas() and not self._is_replacing():
             raise Unavailable(NO_REPLICA, code="no_replica")
         return ModelCard(
             name=model["name"],
@@ -107,9 +109,12 @@ class RayGateway:
             reservation = self._board.reserve(length, keys, only=only, prefer=prefer, avoid=avoid)
             if reservation is not None:
                 return reservation
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and not self._is_replacing():
                 raise Unavailable(NO_REPLICA, code="no_replica")
             await asyncio.sleep(REPLICA_POLL_S)
+
+    def _is_replacing(self) -> bool:
+        return not self._board.replicas() and self._board.emptied_s() < REPLACE_S
 
     async def _known_model(self) -> dict[str, Any]:
         model = self._model

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,9 @@ CLIENTS = 2
 ANSWER_TOKENS = 8
 PACED_BYTES_PER_S = 125_000_000
 READY_S = 180.0
+INGEST = "16MiB"
+NODE: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 128 << 20}
+"""What a raylet offers: more than a small machine has, which all of them share."""
 ARMS = ("no_store", "serve_default", "ours")
 APP = "bench"
 
@@ -53,9 +56,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2-135m", help="model id, or a local folder")
     parser.add_argument("--tiny", action="store_true", help="sizes for a model of a test")
     parser.add_argument("--block-tokens", type=int, default=None)
+    parser.add_argument("--pool", help="each replica's own pool, such as 384MiB")
+    parser.add_argument("--dram", help="each node's store, such as 1GiB")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
     sizes = TINY if options.tiny else QUICK if options.quick else FULL
+    given = {name: getattr(options, name) for name in ("pool", "dram") if getattr(options, name)}
+    sizes = replace(sizes, **given)
     # Ray prints what its processes say.
     with contextlib.redirect_stdout(sys.stderr):
         result = measure(options.model, sizes, options.block_tokens, options.seed)
@@ -75,7 +82,7 @@ def measure(model: str, sizes: Sizes, block_tokens: int | None, seed: int) -> di
                     runs[arm, link] = runs[arm, None]
                     continue
                 progress(f"{arm}, link {link or 'loopback'}")
-                args = arguments(model, block_tokens, Path(folder), arm, link)
+                args = arguments(model, block_tokens, Path(folder), arm, link, sizes)
                 with deployed(args, arm):
                     runs[arm, link] = Arm.run(url, workloads)
     answers = [runs[key].texts() for key in runs]
@@ -88,6 +95,8 @@ def measure(model: str, sizes: Sizes, block_tokens: int | None, seed: int) -> di
         "nodes": NODES,
         "replicas": NODES * REPLICAS_PER_NODE,
         "clients": CLIENTS,
+        "pool": sizes.pool,
+        "dram": sizes.dram,
         "workloads": [
             {"name": name, "link_gbit": link, "requests": len(jobs)}
             | {arm: runs[arm, link].figures(name) for arm in ARMS}
@@ -163,16 +172,17 @@ def ask_all(url: str, jobs: list[Job]) -> list[Answer]:
 
 
 def arguments(
-    model: str, block_tokens: int | None, folder: Path, arm: str, link: int | None
+    model: str, block_tokens: int | None, folder: Path, arm: str, link: int | None, sizes: Sizes
 ) -> dict[str, Any]:
     """`args:` of an arm's application."""
     peer = {"listen": "127.0.0.1:0", "max_bytes_per_s": PACED_BYTES_PER_S if link else None}
     return {
         "model": {"id": model, "name": "bench"},
-        "engine": {"threads": 1, "pool": "384MiB", "block_tokens": block_tokens},
+        "engine": {"threads": 1, "pool": sizes.pool, "block_tokens": block_tokens},
         "store": {
             "enabled": arm != "no_store",
-            "dram": "1GiB",
+            "dram": sizes.dram,
+            "ingest": INGEST,
             "socket_dir": str(folder / "sockets"),
             "peer": peer,
         },
@@ -190,11 +200,10 @@ def ray_cluster(folder: Path) -> Iterator[tuple[str, Any]]:
     # Unlike `ray.init`, this brings up several nodes on one machine.
     cluster_class: Any = import_module("ray.cluster_utils").Cluster
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
-    node = {"num_cpus": 4, "object_store_memory": 128 << 20}
-    cluster = cluster_class(initialize_head=True, head_node_args=node)
+    cluster = cluster_class(initialize_head=True, head_node_args=NODE)
     try:
         for _ in range(NODES - 1):
-            cluster.add_node(**node)
+            cluster.add_node(**NODE)
         cluster.wait_for_nodes()
         ray.init(address=cluster.address, namespace="serve", log_to_driver=False)
         with socket.socket() as probe:

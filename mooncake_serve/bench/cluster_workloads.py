@@ -30,13 +30,17 @@ class Sizes:
     first_turn_tokens: int
     turn_tokens: int
     question_tokens: int
+    pool: str
+    """Each replica's own pool of KV."""
+    dram: str
+    """Each node's store."""
     vocabulary: range = range(1000, 30_000)
     """Ordinary tokens of the embedded model."""
 
 
-FULL = Sizes(4, 5, 2304, 1200, 560, 48)
-QUICK = Sizes(2, 3, 1100, 800, 300, 32)
-TINY = Sizes(4, 4, 700, 400, 160, 16, range(10, 300))
+FULL = Sizes(4, 5, 2304, 1200, 560, 48, "384MiB", "1GiB")
+QUICK = Sizes(4, 4, 1024, 520, 256, 40, "384MiB", "1GiB")
+TINY = Sizes(4, 4, 700, 400, 160, 16, "384MiB", "1GiB", range(10, 300))
 
 
 def multi_turn(sizes: Sizes, seed: int) -> list[Job]:

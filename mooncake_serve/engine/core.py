@@ -23,6 +23,7 @@ from mooncake_serve.engine.grammar import GrammarFailed, Grammars, Matcher
 from mooncake_serve.engine.job import Job, choose
 from mooncake_serve.engine.namespace import namespace
 from mooncake_serve.engine.pool import BlockPool
+from mooncake_serve.engine.pool_journal import PoolJournal
 from mooncake_serve.engine.prefill_curve import PrefillCurve
 from mooncake_serve.engine.protocol import (
     Backend,
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 
 PUBLISH_QUEUE_BLOCKS = 64
 CLOSE_TIMEOUT_S = 60.0
+CLOSE_PUBLISH_S = 10.0
+"""How long a closing engine goes on to publish what it has computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class EngineCore:
         self._settings = settings
         self._store = store
         self._grammars = grammars
+        self._journal = PoolJournal()
         self._jobs: dict[str, Job] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._gate = threading.Lock()
@@ -122,6 +126,10 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Figures of this moment; read without a lock, so they may be a step apart."""
         return self._snapshot()
+
+    def pool_changes(self, *, everything: bool = False) -> tuple[list[bytes], list[bytes]]:
+        """Keys that came into the pool and that left it since the last call, or all that are in."""
+        return self._journal.take(everything=everything)
 
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until every completed block reached the store; False when it took longer."""
@@ -168,7 +176,7 @@ class EngineCore:
             backend=backend.name,
         )
         backend.allocate_pool(blocks)
-        self._pool = BlockPool(blocks)
+        self._pool = BlockPool(blocks, self._journal.note)
         self._curve = PrefillCurve()
         limits = Limits(
             block_tokens=layout.block_tokens,
@@ -193,6 +201,8 @@ class EngineCore:
     def _stop(self) -> None:
         with self._gate:
             self._closing = True
+        if not self.flush(CLOSE_PUBLISH_S):
+            log.warning("closing before every computed block reached the store")
         for helper in (self._loader, self._publisher):
             if helper is not None:
                 helper.close()

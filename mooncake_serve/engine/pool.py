@@ -14,7 +14,7 @@ when no block of the pool hangs below it, so a kept block can always be reached 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -30,8 +30,12 @@ class _Entry:
 class BlockPool:
     """Reference counts, prefix tree and LRU of `blocks` pool blocks."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(
+        self, blocks: int, note: Callable[[bytes, bool], None] = lambda _key, _here: None
+    ) -> None:
+        """`note(key, here)` hears of every block that gets its key or is evicted."""
         self.blocks = blocks
+        self._note = note
         self._free = list(range(blocks - 1, -1, -1))
         self._references = [0] * blocks
         self._entries: dict[bytes, _Entry] = {}
@@ -108,6 +112,7 @@ class BlockPool:
             self._entries[parent].children += 1
         self._entries[key] = _Entry(block, parent)
         self._keys[block] = key
+        self._note(key, True)
         return block
 
     def _evict(self) -> bool:
@@ -120,6 +125,7 @@ class BlockPool:
                     self._entries[entry.parent].children -= 1
                 del self._entries[key], self._keys[block], self._cached[block]
                 self._free.append(block)
+                self._note(key, False)
                 return True
         return False
 

@@ -218,6 +218,10 @@ class Engine(Protocol):
         """A snapshot; never waits for a step."""
         ...
 
+    def pool_changes(self, *, everything: bool = False) -> tuple[list[bytes], list[bytes]]:
+        """Keys that came into the pool and that left it since the last call, or all that are in."""
+        ...
+
     def close(self) -> None:
         """Stop the thread, fail what is queued, return the pool's memory."""
         ...

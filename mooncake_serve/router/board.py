@@ -91,6 +91,7 @@ class Board:
         self.predicted_wrong = 0
         self._seed = seed
         self._nodes: dict[str, str] = {}
+        self._emptied_at = float("-inf")
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -113,14 +114,21 @@ class Board:
     def set_replicas(self, nodes: Mapping[str, str]) -> None:
         """These replicas run, each on its node; loads of those that stay are kept."""
         with self._lock:
-            self._nodes = dict(nodes)
+            had, self._nodes = self._nodes, dict(nodes)
             self.planner.set_replicas(self._nodes, time.monotonic())
+            self._note_empty(had)
 
     def drop_replica(self, name: str) -> None:
         """This replica is gone, before anybody reports the new set."""
         with self._lock:
+            had = dict(self._nodes)
             self._nodes.pop(name, None)
             self.planner.drop_replica(name, time.monotonic())
+            self._note_empty(had)
+
+    def emptied_s(self) -> float:
+        """Seconds since the last replica went; infinite while none ever ran."""
+        return time.monotonic() - self._emptied_at
 
     def replicas(self) -> list[str]:
         """Running replicas, in a stable order."""
@@ -168,6 +176,10 @@ class Board:
                 self.predicted_right += 1
             else:
                 self.predicted_wrong += 1
+
+    def _note_empty(self, had: Mapping[str, str]) -> None:
+        if had and not self._nodes:
+            self._emptied_at = time.monotonic()
 
     def _plan(self, route: Route) -> Plan:
         by_tier: dict[str, int] = {

@@ -149,6 +149,18 @@ class NodeStore:
         """Tell the store how busy a replica is (see `StoreClient.report`); lost without one."""
         self._call(lambda client: client.report(replica, **load))
 
+    def report_pool(
+        self, replica: str, added: Sequence[bytes], removed: Sequence[bytes], *, anew: bool
+    ) -> bool:
+        """Tell the store what a replica's pool holds (see `StoreClient.report_pool`); whether it
+        was told."""
+
+        def tell(client: StoreClient) -> bool:
+            client.report_pool(replica, added, removed, anew=anew)
+            return True
+
+        return self._call(tell) or False
+
     def lend(self, use: Callable[[StoreClient], T]) -> T:
         """Call `use` with the client of this moment. Raises StoreError, opens no circuit."""
         client = self._client

@@ -2,9 +2,10 @@
 
     python -m tests.e2e.chaos MODEL_FOLDER SECONDS SEED
 
-Prints one JSON object: how many requests there were, what was killed, and every failure that cannot
-be laid at a killed process's door. Greedy answers are compared with those given before the first
-kill. A process of its own, because it needs a Ray with several nodes.
+The node is killed once, halfway or so, and another takes its place. Prints one JSON object: how
+many requests there were, what was killed, and every failure that cannot be laid at a killed
+process's door. Greedy answers are compared with those given before the first kill. A process of its
+own, because it needs a Ray with several nodes.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ from typing import Any
 import httpx
 import psutil
 import ray
+from ray.exceptions import RayError
 
+from mooncake_serve.app import stores as product
 from mooncake_serve.bench import cluster as bench
 from mooncake_serve.bench.cluster_workloads import TINY, multi_turn
+from mooncake_serve.store_actor import NAMESPACE, actor_name
 from tests.waiting import WAIT_S
 
 CLIENTS = 4
 PAUSE_S = (2.0, 6.0)
+REPLICA, STARTING = "ray::ServeReplica:bench:model", ("__init__", "initialize_and_get_metadata")
+"""How Ray titles a replica's process, and what it adds while the replica starts."""
 OF_THE_KILLED = {"replica_died"}
 """Codes of answers whose replica died after their first token."""
 
@@ -89,33 +95,46 @@ class Load:
         return str(error.get("code") or f"{answer.status_code} {error.get('message')}"), ""
 
 
-def pids(title: str) -> list[int]:
-    """Processes of this session's Ray with that title."""
+def replicas() -> list[int]:
+    """Processes of the replicas that have started, but for the last one: requests need it."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if " ".join(process.info["cmdline"] or []).startswith(title):
+            words = " ".join(process.cmdline())
+            if words.startswith(REPLICA) and not any(step in words for step in STARTING):
                 found.append(process.pid)
+    return found[1:]
+
+
+def stores() -> list[int]:
+    """Processes of the stores that answer. Requests need none."""
+    found = []
+    for node in product.nodes():
+        with contextlib.suppress(RayError, ValueError):
+            actor = ray.get_actor(actor_name(node), namespace=NAMESPACE)
+            found.append(ray.get(actor.pid.remote(), timeout=PAUSE_S[0]))
     return found
 
 
-def kill_one(title: str, drawn: random.Random) -> bool:
-    """SIGKILL a random process of that title, unless it would be the last one."""
-    running = pids(title)
-    if len(running) < 2:
-        return False
-    os.kill(drawn.choice(running), signal.SIGKILL)
-    return True
+VICTIMS = {"replica": replicas, "store": stores}
 
 
-def main(model: str, seconds: float, seed: int) -> None:
-    """See the module."""
+def kill_one(kind: str, drawn: random.Random) -> bool:
+    """SIGKILL a random process of that kind, if there is one."""
+    running = VICTIMS[kind]()
+    if running:
+        os.kill(drawn.choice(running), signal.SIGKILL)
+    return bool(running)
+
+
+def run(model: str, seconds: float, seed: int) -> dict[str, Any]:
+    """Do harm for that long; what came of it."""
     drawn = random.Random(seed)
     killed: dict[str, int] = {"replica": 0, "store": 0, "node": 0}
     with (
         tempfile.TemporaryDirectory(prefix="mk-") as folder,
         bench.ray_cluster(Path(folder)) as (url, nodes),
-        bench.deployed(bench.arguments(model, 32, Path(folder), "ours", None), "ours"),
+        bench.deployed(bench.arguments(model, 32, Path(folder), "ours", None, TINY), "ours"),
     ):
         load = Load(url, [job.prompt for job in multi_turn(TINY, seed)], seed)
         load.start()
@@ -123,15 +142,15 @@ def main(model: str, seconds: float, seed: int) -> None:
         while (passed := time.monotonic() - begun) < seconds:
             time.sleep(drawn.uniform(*PAUSE_S))
             if passed > node_at and not killed["node"]:
-                nodes.remove_node(nodes.worker_nodes[0], allow_graceful=False)
+                nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
                 killed["node"] += 1
+                nodes.add_node(**bench.NODE)
                 continue
-            kind = drawn.choice(["replica", "store"])
-            title = {"replica": "ray::ServeReplica:bench:model", "store": "ray::StoreActor"}[kind]
-            killed[kind] += kill_one(title, drawn)
+            kind = drawn.choice(list(VICTIMS))
+            killed[kind] += kill_one(kind, drawn)
         load.stop()
         alive = sum(node["Alive"] for node in ray.nodes())
-    summary: dict[str, Any] = {
+    return {
         "seed": seed,
         "killed": killed,
         "nodes_left": alive,
@@ -140,6 +159,12 @@ def main(model: str, seconds: float, seed: int) -> None:
         "failures": load.failures,
         "wrong": load.wrong,
     }
+
+
+def main(model: str, seconds: float, seed: int) -> None:
+    """See the module."""
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints what its processes say.
+        summary = run(model, seconds, seed)
     sys.stdout.write(json.dumps(summary) + "\n")
 
 

@@ -54,5 +54,6 @@ def test_chaos(model: Path) -> None:
     print("seed", seed)
     result = run("tests.e2e.chaos", model, str(CHAOS_S), str(seed), timeout_s=CHAOS_S + 400)
     assert result["killed"]["node"] == 1
+    assert min(result["killed"].values()) > 0, "nothing was killed"
     assert result["answered"] > 20
     assert (result["wrong"], result["failures"]) == (0, [])

@@ -1,13 +1,15 @@
 """The engine with the real store: blocks travel between engines, and its death costs nothing."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mooncake_serve.store import NodeStore, StoreClient, StoreServer, block_keys
 from tests.engine.chain_backend import ChainBackend, expected_tokens
-from tests.engine.support import chain_engine, generate, request, start
+from tests.engine.support import DictStore, chain_engine, generate, request, start
 
 BLOCK = 16
 
@@ -53,6 +55,20 @@ def test_another_engine_loads_what_one_published(stores: list[NodeStore]) -> Non
         result = start(second, request(document(1), 4))
         assert result.finish().usage.cached_store_tokens == 8 * BLOCK
         assert result.tokens == wanted(document(1))
+
+
+def test_an_engine_that_closes_publishes_what_it_has_computed() -> None:
+    class SlowStore(DictStore):
+        def put(self, *args: Any, **options: Any) -> list[str]:
+            time.sleep(0.02)
+            return super().put(*args, **options)
+
+    store = SlowStore()
+    with chain_engine(ChainBackend(block_tokens=BLOCK), store) as first:
+        generate(first, [document(1)], 4)
+    with chain_engine(ChainBackend(block_tokens=BLOCK), store) as second:
+        result = start(second, request(document(1), 4))
+        assert result.finish().usage.cached_store_tokens == 8 * BLOCK
 
 
 def test_a_store_that_stops_costs_hits_and_nothing_else(

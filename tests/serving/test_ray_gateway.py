@@ -233,6 +233,25 @@ async def test_without_replicas_it_is_unavailable(describe_error: Exception | No
         assert caught.value.code == "no_replica"
 
 
+async def test_requests_wait_while_the_last_replica_is_replaced(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = gateway(Handle(), board)
+    (await over.start(request(), 10, Hints())).abandon()
+    board.drop_replica("a")
+    board.set_replicas({})
+    assert (await over.card()).name == "m"
+    waiting = asyncio.ensure_future(over.start(request(), 10, Hints()))
+    await asyncio.sleep(3 * ray_gateway.REPLICA_WAIT_S)
+    assert not waiting.done()
+    board.set_replicas({"c": "node"})
+    assert (await waiting).route["replica"] == "c"
+    board.set_replicas({})
+    monkeypatch.setattr(ray_gateway, "REPLACE_S", 0.0)
+    with pytest.raises(Unavailable):
+        await over.card()
+
+
 async def test_a_pin_outside_the_replicas_is_refused(board: Board) -> None:
     with pytest.raises(InvalidRequest, match="2 run"):
         await gateway(Handle(), board).start(request(), 10, Hints(pin=2))

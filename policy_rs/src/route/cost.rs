@@ -114,7 +114,7 @@ impl Reuse {
 }
 
 /// The measured cost model of one replica.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Costs {
     /// Prefill curve.
     pub prefill: Prefill,

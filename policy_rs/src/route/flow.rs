@@ -2,8 +2,9 @@
 //!
 //! Owns: running averages of the gap between arrivals and of the work they bring. While a replica
 //! has a backlog, work added to it delays everyone who arrives before the backlog has drained. At
-//! utilization ρ a backlog of `n` requests takes as long to drain as `n / (1 − ρ)` arrivals, so
-//! that is how many are delayed, and what a second of avoidable work is worth.
+//! utilization ρ a backlog of `n` requests drains in the time of `n / (1 − ρ)` services, in which
+//! `ρ·n / (1 − ρ)` requests arrive: so many are delayed, and that is what a second of avoidable
+//! work is worth.
 //!
 //! On an idle cluster the price vanishes and the fastest placement wins; near saturation it makes
 //! the router prefer the replica with the most cache over one that is free a little sooner.
@@ -40,7 +41,7 @@ impl Flow {
         }
         let replicas = replicas as f64;
         let utilization = (self.work_s / (self.gap_s * replicas)).min(UTILIZATION_MAX);
-        waiting as f64 / replicas / (1.0 - utilization)
+        utilization * waiting as f64 / replicas / (1.0 - utilization)
     }
 }
 
@@ -60,7 +61,7 @@ mod tests {
     fn grows_with_the_backlog_and_the_utilization() {
         let half = steady(1.0, 2.0);
         assert_eq!(half.delayed(0, 4), 0.0);
-        assert!((half.delayed(8, 4) - 4.0).abs() < 0.1, "2 waiting each at half utilization");
+        assert!((half.delayed(8, 4) - 2.0).abs() < 0.1, "2 waiting each at half utilization");
         assert!(steady(1.0, 3.6).delayed(8, 4) > 4.0 * half.delayed(8, 4));
     }
 

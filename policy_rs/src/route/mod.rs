@@ -74,12 +74,24 @@ pub struct View<'a> {
     pub cluster_run: u32,
     /// Wins between replicas that are equal otherwise.
     pub prefer: Option<usize>,
+    /// What each replica pays for blocks of other nodes; missing ones pay the router's own costs.
+    pub links: &'a [TierCost],
 }
 
 impl View<'_> {
     /// Replicas that take requests.
     pub fn accepting(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.loads.len()).filter(|&replica| self.loads[replica].accepting)
+    }
+
+    /// `costs` as `replica` pays them.
+    #[must_use]
+    pub fn costs(&self, costs: &Costs, replica: usize) -> Costs {
+        let mut costs = *costs;
+        if let Some(link) = self.links.get(replica) {
+            costs.tiers[Tier::Peer as usize] = *link;
+        }
+        costs
     }
 
     /// What `replica` can reach, other nodes included.
@@ -168,13 +180,13 @@ impl RouterKind {
     pub fn build(self, costs: &Costs, slo_s: Option<f64>, seed: u64) -> Box<dyn Router> {
         let rng = Rng::new(seed);
         match self {
-            Self::Ours => Box::new(TtftRouter::new(costs.clone(), slo_s, rng)),
-            Self::RoundRobin => Box::new(RoundRobin::new(costs.clone())),
-            Self::PowerOfTwo => Box::new(PowerOfTwo::new(costs.clone(), rng)),
-            Self::LongestPrefix => Box::new(LongestPrefix::new(costs.clone(), rng)),
-            Self::RayPrefix => Box::new(RayPrefix::new(costs.clone(), rng)),
-            Self::Dynamo => Box::new(Dynamo::new(costs.clone(), rng)),
-            Self::Mooncake => Box::new(Mooncake::new(costs.clone(), slo_s, rng)),
+            Self::Ours => Box::new(TtftRouter::new(*costs, slo_s, rng)),
+            Self::RoundRobin => Box::new(RoundRobin::new(*costs)),
+            Self::PowerOfTwo => Box::new(PowerOfTwo::new(*costs, rng)),
+            Self::LongestPrefix => Box::new(LongestPrefix::new(*costs, rng)),
+            Self::RayPrefix => Box::new(RayPrefix::new(*costs, rng)),
+            Self::Dynamo => Box::new(Dynamo::new(*costs, rng)),
+            Self::Mooncake => Box::new(Mooncake::new(*costs, slo_s, rng)),
         }
     }
 }

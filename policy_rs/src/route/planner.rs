@@ -4,7 +4,7 @@
 //! requests of a burst see each other.
 //! Invariant: a plan names a replica that reported itself as accepting.
 
-use super::{Costs, Decision, Ledger, Load, Query, Router, Row, Runs, View};
+use super::{Costs, Decision, Ledger, Load, Query, Router, Row, Runs, TierCost, View};
 
 /// See the module.
 pub struct Planner {
@@ -14,12 +14,14 @@ pub struct Planner {
     runs: Vec<Runs>,
 }
 
-/// Which replicas a request may go to.
+/// Which replicas a request may go to, and what sets them apart.
 pub struct Among<'a> {
     /// Whether this one may take it.
     pub may: &'a dyn Fn(usize) -> bool,
     /// Wins between replicas that are equal otherwise.
     pub prefer: Option<usize>,
+    /// What each pays for blocks of other nodes, where that is known.
+    pub links: &'a [TierCost],
 }
 
 impl Planner {
@@ -57,7 +59,7 @@ impl Planner {
             runs,
             cluster_run,
             now_s,
-            &Among { may: &|_| true, prefer: None },
+            &Among { may: &|_| true, prefer: None, links: &[] },
         )
     }
 
@@ -78,8 +80,8 @@ impl Planner {
         self.runs.clear();
         self.runs.extend_from_slice(&runs[..runs.len().min(self.loads.len())]);
         self.runs.resize(self.loads.len(), Runs::NONE);
-        let prefer = among.prefer;
-        let view = View { now_s, loads: &self.loads, runs: &self.runs, cluster_run, prefer };
+        let &Among { prefer, links, .. } = among;
+        let view = View { now_s, loads: &self.loads, runs: &self.runs, cluster_run, prefer, links };
         let decision = self.router.route(query, &view);
         if let Decision::Go(plan) = &decision {
             self.ledger.reserve(request, plan, query.tokens, query.keys.len(), now_s);

@@ -20,7 +20,7 @@ use super::{Costs, Decision, Plan, Query, Reuse, Rng, Router, Runs, Tier, View};
 /// percentile 10 % in overload.
 const OWN_QUEUE: f64 = 0.08;
 /// Chance that the block a pulled one displaces would have been used again.
-const DISPLACED_REUSE: f64 = 0.03;
+const DISPLACED_REUSE: f64 = 0.02;
 
 /// See the module.
 pub struct TtftRouter {
@@ -80,10 +80,14 @@ impl TtftRouter {
         self.making = making;
         let mut plans = std::mem::take(&mut self.plans);
         plans.clear();
-        plans.extend(view.accepting().map(|replica| Plan {
-            replica,
-            queue_s: view.loads[replica].queue_s,
-            reuse: self.costs.best_reuse(query.tokens, &self.reach(view, replica)),
+        plans.extend(view.accepting().map(|replica| {
+            Plan {
+                replica,
+                queue_s: view.loads[replica].queue_s,
+                reuse: view
+                    .costs(&self.costs, replica)
+                    .best_reuse(query.tokens, &self.reach(view, replica)),
+            }
         }));
         self.plans = plans;
     }
@@ -120,7 +124,7 @@ impl Router for TtftRouter {
     }
 
     fn set_costs(&mut self, costs: &Costs) {
-        self.costs = costs.clone();
+        self.costs = *costs;
     }
 }
 

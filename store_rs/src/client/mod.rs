@@ -211,6 +211,28 @@ impl Client {
         self.reader.send(&Request::Load(&load.encode()))
     }
 
+    /// Tell the store what came into a replica's pool and what went; `anew` voids what was told
+    /// before. A replica that has not reported its load is ignored.
+    pub fn report_pool(
+        &self,
+        replica: &str,
+        anew: bool,
+        added: &[Key],
+        removed: &[Key],
+    ) -> Result<()> {
+        const KEYS: usize = MAX_ITEMS / 2;
+        let parts = added.len().max(removed.len()).div_ceil(KEYS).max(1);
+        let part = |keys: &[Key], at: usize| {
+            let start = keys.len().min(at * KEYS);
+            start..keys.len().min(start + KEYS)
+        };
+        for at in 0..parts {
+            let (added, removed) = (&added[part(added, at)], &removed[part(removed, at)]);
+            self.reader.send(&Request::Pool { replica, anew: anew && at == 0, added, removed })?;
+        }
+        Ok(())
+    }
+
     /// Returns if the store answers.
     pub fn ping(&self, deadline: Deadline) -> Result<()> {
         self.reader.call(&Request::Ping, deadline, |reply| match reply {

@@ -6,6 +6,7 @@
 //! once, and its entries are dropped.
 
 mod layout;
+mod pools;
 mod rows;
 mod slot;
 mod table;
@@ -21,12 +22,17 @@ use crate::error::{Error, Result};
 use crate::index::Entry;
 use crate::key::Key;
 pub use layout::{NODES_MAX, REPLICAS_MAX};
-pub use rows::{Load, NODE_NAME_MAX, NodeRow, REPLICA_NAME_MAX, ReplicaRow};
+pub(crate) use pools::PoolPart;
+use pools::{POOLS, PoolLog};
+pub use rows::{Load, NODE_NAME_MAX, NodeRow, REPLICA_NAME_MAX, Rate, ReplicaRow};
 use table::Table;
-pub use view::{ClusterView, NodeRun, Runs};
+pub use view::{ClusterView, NodeRun, PoolRun, Runs};
 
 /// Row of the store that owns this index.
 pub(crate) const OURS: u16 = 0;
+
+/// Replicas report every second; one that is silent for so long is gone.
+const SILENT_US: u64 = 10_000_000;
 
 /// Most memory of a cluster index, unless told otherwise.
 pub(crate) const BYTES_MAX: u64 = 256 << 20;
@@ -37,6 +43,7 @@ pub(crate) struct Cluster {
     nodes: Vec<NodeRow>,
     replicas: HashMap<String, (usize, u16)>,
     spare_replicas: Vec<usize>,
+    pools: PoolLog,
 }
 
 impl Cluster {
@@ -47,6 +54,7 @@ impl Cluster {
             nodes: Vec::new(),
             replicas: HashMap::new(),
             spare_replicas: Vec::new(),
+            pools: PoolLog::default(),
         };
         cluster.join(name)?;
         Ok(cluster)
@@ -59,8 +67,7 @@ impl Cluster {
                 "node name {name:?} is above {NODE_NAME_MAX} bytes"
             )));
         }
-        let fresh =
-            NodeRow { name: name.to_owned(), alive: true, bytes_per_s: 0.0, latency_s: 0.0 };
+        let fresh = NodeRow { name: name.to_owned(), alive: true, ..NodeRow::default() };
         let known = self.nodes.iter().position(|node| node.name == name);
         // A dead store's row is clean: its entries went when it did.
         let dead = || self.nodes.iter().position(|node| !node.alive && self.nodes.len() > 64);
@@ -130,6 +137,20 @@ impl Cluster {
         self.table.region().header().replicas.fetch_max(at as u64 + 1, Ordering::Release);
     }
 
+    /// Take away the rows of replicas that fell silent, whatever ended them.
+    pub(crate) fn drop_silent(&mut self, now_us: u64) {
+        let region = self.table.region();
+        let silent = |at: usize| {
+            let at_us =
+                region.replica(at).read().map_or(0, |words| ReplicaRow::unpack(&words).at_us);
+            at_us + SILENT_US < now_us
+        };
+        let gone = self.replicas.iter().filter(|(_, (at, _))| silent(*at));
+        for name in gone.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.drop_replica(&name);
+        }
+    }
+
     /// Loads of the replicas on `node` that were reported after `since_us`, and when the newest was.
     pub(crate) fn loads(&self, node: u16, since_us: u64) -> (Vec<Load>, u64) {
         let here = self.replicas.values().filter(|(_, at)| *at == node);
@@ -140,24 +161,40 @@ impl Cluster {
         (rows.into_iter().map(|row| row.load).collect(), newest_us)
     }
 
-    /// Blocks came from the store `name`: `bytes` in `seconds`, the first after `latency_s`.
+    /// Blocks came from the store `name`: `bytes` of KV in `seconds`, the first after `latency_s`.
     pub(crate) fn measured(&mut self, name: &str, bytes: u64, seconds: f64, latency_s: f64) {
         const WEIGHT: f64 = 0.2;
         let Some(node) = self.nodes.iter().position(|node| node.name == name) else { return };
-        let row = &mut self.nodes[node];
         let rate = bytes as f64 / seconds.max(1e-9);
         let blend = |old: f64, new: f64| if old == 0.0 { new } else { old + WEIGHT * (new - old) };
-        row.bytes_per_s = blend(row.bytes_per_s, rate);
-        row.latency_s = blend(row.latency_s, latency_s);
+        let blended = |old: Rate| Rate {
+            bytes_per_s: blend(old.bytes_per_s, rate),
+            latency_s: blend(old.latency_s, latency_s),
+        };
+        self.nodes[node].from = blended(self.nodes[node].from);
+        self.nodes[OURS as usize].fetch = blended(self.nodes[OURS as usize].fetch);
         self.write_node(node);
+        self.write_node(OURS as usize);
+    }
+
+    /// What fetching costs the store `node`, as it measured.
+    pub(crate) fn fetch_rate(&self, node: u16) -> Rate {
+        self.nodes[node as usize].fetch
+    }
+
+    /// The store `node` says what fetching costs it.
+    pub(crate) fn report_rate(&mut self, node: u16, fetch: Rate) {
+        self.nodes[node as usize].fetch = fetch;
+        self.write_node(node as usize);
     }
 
     /// The live store to fetch `key` from: in memory rather than on disk, the faster first.
     pub(crate) fn source(&self, key: &Key) -> Option<u16> {
         let mut best: Option<(u8, f64, u16)> = None;
         view::holders(self.table.region(), key, |node, tier| {
-            let row = &self.nodes[node as usize];
-            let slowness = if row.bytes_per_s > 0.0 { 1.0 / row.bytes_per_s } else { 0.0 };
+            let Some(row) = self.nodes.get(node as usize) else { return };
+            let rate = row.from.bytes_per_s;
+            let slowness = if rate > 0.0 { 1.0 / rate } else { 0.0 };
             let offer = (tier, slowness, node);
             if node != OURS && row.alive && best.is_none_or(|best| offer < best) {
                 best = Some(offer);
@@ -192,6 +229,11 @@ impl Cluster {
         let Some((at, node)) = self.replicas.remove(name) else { return };
         let gone = ReplicaRow { load: Load::default(), node, at_us: 0 };
         self.table.region().replica(at).write(&gone.pack());
+        self.table.purge(POOLS | at as u16);
+        if node == OURS {
+            // Its row may be another's soon.
+            self.pools.forget();
+        }
         self.spare_replicas.push(at);
     }
 }

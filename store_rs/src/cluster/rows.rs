@@ -7,17 +7,26 @@ pub const NODE_NAME_MAX: usize = 64;
 /// Longest name of a replica.
 pub const REPLICA_NAME_MAX: usize = 16;
 
+/// A measured transfer; both are 0 before the first.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Rate {
+    /// Bytes of KV a second.
+    pub bytes_per_s: f64,
+    /// Seconds from asking to the first byte.
+    pub latency_s: f64,
+}
+
 /// One store.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeRow {
     /// The node's name, as every process of the cluster knows it.
     pub name: String,
     /// Its stream is connected; entries of others count for nothing.
     pub alive: bool,
-    /// Measured rate at which blocks come from there; 0 if none came yet.
-    pub bytes_per_s: f64,
-    /// Measured seconds from asking to the first byte; 0 likewise.
-    pub latency_s: f64,
+    /// How blocks come from there to this node.
+    pub from: Rate,
+    /// How blocks come there, from wherever: what it measured itself.
+    pub fetch: Rate,
 }
 
 /// What a replica says about itself.
@@ -52,17 +61,27 @@ pub struct ReplicaRow {
     pub at_us: u64,
 }
 
+impl Rate {
+    fn of(bytes_per_s: u64, latency_s: u64) -> Self {
+        Self { bytes_per_s: f64::from_bits(bytes_per_s), latency_s: f64::from_bits(latency_s) }
+    }
+}
+
 impl NodeRow {
     pub(super) fn pack(&self) -> [u64; NODE_WORDS] {
         let mut words = [0; NODE_WORDS];
         let name = name_bytes::<NODE_NAME_MAX>(&self.name);
         words[0] = u64::from(self.alive) << 8 | self.name.len().min(NODE_NAME_MAX) as u64;
-        words[1] = self.bytes_per_s.to_bits();
-        words[2] = self.latency_s.to_bits();
-        for (word, bytes) in words[3..].iter_mut().zip(name.as_chunks::<8>().0) {
+        words[1..5].copy_from_slice(&self.rates().map(f64::to_bits));
+        for (word, bytes) in words[5..].iter_mut().zip(name.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*bytes);
         }
         words
+    }
+
+    fn rates(&self) -> [f64; 4] {
+        let Self { from, fetch, .. } = self;
+        [from.bytes_per_s, from.latency_s, fetch.bytes_per_s, fetch.latency_s]
     }
 
     pub(super) fn is_alive(words: &[u64; NODE_WORDS]) -> bool {
@@ -71,10 +90,10 @@ impl NodeRow {
 
     pub(super) fn unpack(words: &[u64; NODE_WORDS]) -> Self {
         Self {
-            name: name_of(&words[3..], words[0] as u8),
+            name: name_of(&words[5..], words[0] as u8),
             alive: Self::is_alive(words),
-            bytes_per_s: f64::from_bits(words[1]),
-            latency_s: f64::from_bits(words[2]),
+            from: Rate::of(words[1], words[2]),
+            fetch: Rate::of(words[3], words[4]),
         }
     }
 }
@@ -164,8 +183,9 @@ mod tests {
 
     #[test]
     fn rows_survive_packing() {
-        let node =
-            NodeRow { name: "f".repeat(56), alive: true, bytes_per_s: 1.25e8, latency_s: 2e-4 };
+        let from = Rate { bytes_per_s: 1.25e8, latency_s: 2e-4 };
+        let fetch = Rate { bytes_per_s: 1e9, latency_s: 1e-3 };
+        let node = NodeRow { name: "f".repeat(NODE_NAME_MAX), alive: true, from, fetch };
         assert_eq!(NodeRow::unpack(&node.pack()), node);
         let load = Load {
             name: "a1b2c3d4".into(),

@@ -87,6 +87,16 @@ impl Table {
         self.region.header().entries.store(self.used as u64, Ordering::Relaxed);
     }
 
+    /// Everything `holder` has.
+    pub(super) fn held_by(&self, holder: u16) -> Vec<Entry> {
+        let entry = |(fingerprint, word): (u64, u64)| {
+            let Meaning { check, holder: by, tier, .. } = Meaning::unpack(word);
+            let tier = Tier::from_u8(tier).filter(|_| word != 0 && by == holder)?;
+            Some(Entry { fingerprint, check, tier })
+        };
+        self.region.slots().iter().filter_map(|slot| entry(slot.peek())).collect()
+    }
+
     /// Where the entry is, or the empty slot at the end of its chain.
     fn find(&self, fingerprint: u64, check: u16, holder: u16) -> (usize, bool) {
         let slots = self.region.slots();

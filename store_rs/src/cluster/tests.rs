@@ -100,7 +100,8 @@ fn replicas_report_and_go_with_their_node() {
     cluster.report(node, load("far", 7), 11);
     cluster.report(node, load("far", 8), 12);
     let rows = view(&cluster).replicas();
-    let said: Vec<_> = rows.iter().map(|row| (&*row.load.name, row.load.prefill_tokens)).collect();
+    let said: Vec<_> =
+        rows.iter().map(|(_, row)| (&*row.load.name, row.load.prefill_tokens)).collect();
     assert_eq!(said, [("near", 5), ("far", 8)]);
     assert_eq!(cluster.loads(OURS, 0), (vec![load("near", 5)], 10));
     assert_eq!(cluster.loads(OURS, 10), (vec![], 10));
@@ -108,4 +109,9 @@ fn replicas_report_and_go_with_their_node() {
     assert_eq!(view(&cluster).replicas().len(), 1);
     cluster.report(OURS, Load { accepting: false, ..load("near", 0) }, 13);
     assert!(view(&cluster).replicas().is_empty());
+    cluster.report(OURS, load("near", 5), 20);
+    cluster.drop_silent(20 + SILENT_US);
+    assert_eq!(view(&cluster).replicas().len(), 1);
+    cluster.drop_silent(21 + SILENT_US);
+    assert!(view(&cluster).replicas().is_empty(), "killed: nobody took its row away");
 }

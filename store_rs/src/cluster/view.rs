@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
 use super::layout::{Meaning, NODES_MAX, REPLICAS_MAX, Region};
+use super::pools::POOLS;
 use super::rows::{NodeRow, ReplicaRow};
 use crate::arena::ArenaView;
 use crate::error::Result;
@@ -30,11 +31,22 @@ pub struct NodeRun {
     pub nvme: u32,
 }
 
+/// How much of a chain one replica's pool holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolRun {
+    /// The replica's row.
+    pub replica: u16,
+    /// Leading blocks.
+    pub blocks: u32,
+}
+
 /// What [`ClusterView::runs`] keeps between calls.
 #[derive(Debug, Default)]
 pub struct Runs {
     /// One entry per node that holds the first block.
     pub nodes: Vec<NodeRun>,
+    /// One entry per replica whose pool holds the first block.
+    pub pools: Vec<PoolRun>,
     /// Leading blocks that some node holds, each from wherever it is.
     pub cluster: u32,
     alive: Vec<bool>,
@@ -67,45 +79,35 @@ impl ClusterView {
         rows.collect()
     }
 
-    /// The rows of all replicas that live stores speak for.
-    pub fn replicas(&self) -> Vec<ReplicaRow> {
+    /// Row number and row of every replica that a live store speaks for.
+    pub fn replicas(&self) -> Vec<(u16, ReplicaRow)> {
         let known = self.region.header().replicas.load(Ordering::Acquire) as usize;
-        let rows = (0..known.min(REPLICAS_MAX)).filter_map(|at| self.region.replica(at).read());
-        rows.map(|words| ReplicaRow::unpack(&words)).filter(|row| row.load.accepting).collect()
+        let rows = (0..known.min(REPLICAS_MAX)).filter_map(|at| {
+            Some((at as u16, ReplicaRow::unpack(&self.region.replica(at).read()?)))
+        });
+        rows.filter(|(_, row)| row.load.accepting).collect()
     }
 
-    /// Which live node holds how much of the chain `keys`, into `runs`.
+    /// Which live node and which replica's pool holds how much of the chain `keys`, into `runs`.
     pub fn runs(&self, keys: &[Key], runs: &mut Runs) {
         runs.nodes.clear();
+        runs.pools.clear();
         runs.cluster = 0;
         self.read_alive(&mut runs.alive);
         for (block, key) in keys.iter().enumerate() {
-            let block = block as u32;
-            let mut held = false;
-            let alive = &runs.alive;
-            let nodes = &mut runs.nodes;
+            let (mut held, mut pooled) = (false, false);
             holders(&self.region, key, |holder, tier| {
-                if !alive.get(holder as usize).is_some_and(|alive| *alive) {
-                    return;
+                if holder >= POOLS {
+                    pooled |= runs.extend_pool(holder - POOLS, block as u32);
+                } else if runs.alive.get(holder as usize).is_some_and(|alive| *alive) {
+                    held = true;
+                    runs.extend_node(holder, tier, block as u32);
                 }
-                held = true;
-                let known = nodes.iter().position(|run| run.node == holder);
-                let Some(at) = known.or_else(|| {
-                    (block == 0).then(|| {
-                        nodes.push(NodeRun { node: holder, dram: 0, nvme: 0 });
-                        nodes.len() - 1
-                    })
-                }) else {
-                    return;
-                };
-                let run = &mut nodes[at];
-                run.nvme += u32::from(run.nvme == block);
-                run.dram += u32::from(run.dram == block && tier == Tier::Dram as u8);
             });
-            if !held {
+            runs.cluster += u32::from(held && runs.cluster == block as u32);
+            if !held && !pooled {
                 return;
             }
-            runs.cluster = block + 1;
         }
     }
 
@@ -120,7 +122,29 @@ impl ClusterView {
     }
 }
 
-/// Call `found` with each (node row, tier) that has `key`.
+impl Runs {
+    fn extend_node(&mut self, node: u16, tier: u8, block: u32) {
+        if block == 0 {
+            self.nodes.push(NodeRun { node, dram: 0, nvme: 0 });
+        }
+        let Some(run) = self.nodes.iter_mut().find(|run| run.node == node) else { return };
+        run.nvme += u32::from(run.nvme == block);
+        run.dram += u32::from(run.dram == block && tier == Tier::Dram as u8);
+    }
+
+    /// Whether the run goes on.
+    fn extend_pool(&mut self, replica: u16, block: u32) -> bool {
+        let known = self.pools.iter_mut().find(|run| run.replica == replica);
+        match known {
+            Some(run) if run.blocks == block => run.blocks += 1,
+            None if block == 0 => self.pools.push(PoolRun { replica, blocks: 1 }),
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// Call `found` with each (holder, tier) that has `key`: a node's row, or a replica's above `POOLS`.
 pub(super) fn holders(region: &Region, key: &Key, mut found: impl FnMut(u16, u8)) {
     let Entry { fingerprint, check, .. } = Entry::new(key, Tier::Dram);
     let slots = region.slots();

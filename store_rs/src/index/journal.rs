@@ -33,6 +33,8 @@ pub enum Tier {
     Dram = 0,
     /// On disk.
     Nvme = 1,
+    /// In the pool of a replica, for that replica alone.
+    Pool = 2,
     /// No longer there.
     Gone = 255,
 }
@@ -40,7 +42,8 @@ pub enum Tier {
 impl Tier {
     /// The tier of this number.
     pub fn from_u8(number: u8) -> Option<Self> {
-        [Self::Dram, Self::Nvme, Self::Gone].into_iter().find(|tier| *tier as u8 == number)
+        let all = [Self::Dram, Self::Nvme, Self::Pool, Self::Gone];
+        all.into_iter().find(|tier| *tier as u8 == number)
     }
 }
 

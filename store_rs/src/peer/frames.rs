@@ -22,6 +22,8 @@ const HELD: u8 = 6;
 const CHANGES: u8 = 7;
 const LOADS: u8 = 8;
 const BEAT: u8 = 9;
+const POOL: u8 = 10;
+const RATE: u8 = 11;
 
 /// Bytes of an [`Entry`] on the wire.
 pub(crate) const ENTRY_BYTES: usize = 12;
@@ -74,6 +76,17 @@ pub(crate) enum Message<'a> {
     Loads(&'a [[u8; LOAD_BYTES]]),
     /// Nothing changed, but I am here.
     Beat,
+    /// What is new in the pool of a replica on the sender's node.
+    Pool {
+        /// Its name.
+        replica: &'a str,
+        /// What was said of it before is void.
+        anew: bool,
+        /// [`Entry`]s.
+        entries: &'a [[u8; ENTRY_BYTES]],
+    },
+    /// What fetching blocks costs the sender: bytes a second and seconds to the first byte.
+    Rate(f64, f64),
 }
 
 /// An [`Entry`] as it is sent.
@@ -111,6 +124,10 @@ impl<'a> Message<'a> {
             CHANGES => Self::Changes { first: at.u64()?, entries: records(&mut at)? },
             LOADS => Self::Loads(records(&mut at)?),
             BEAT => Self::Beat,
+            POOL => {
+                Self::Pool { anew: at.u8()? != 0, replica: at.text()?, entries: records(&mut at)? }
+            }
+            RATE => Self::Rate(f64::from_bits(at.u64()?), f64::from_bits(at.u64()?)),
             _ => return Err(Error::protocol(format!("unknown message {op} from a peer"))),
         };
         at.end()?;
@@ -147,6 +164,15 @@ pub(crate) fn encode_message(message: &Message<'_>, out: &mut Vec<u8>) {
         }),
         Message::Loads(rows) => frame(out, LOADS, 0, |out| put_records(out, rows)),
         Message::Beat => frame(out, BEAT, 0, |_| {}),
+        Message::Pool { replica, anew, entries } => frame(out, POOL, 0, |out| {
+            out.push(u8::from(*anew));
+            put_text(out, replica);
+            put_records(out, entries);
+        }),
+        Message::Rate(bytes_per_s, latency_s) => frame(out, RATE, 0, |out| {
+            out.extend(bytes_per_s.to_bits().to_le_bytes());
+            out.extend(latency_s.to_bits().to_le_bytes());
+        }),
     }
 }
 

@@ -239,6 +239,19 @@ impl StoreClient {
         self.call(py, None, |client, _| client.report(&load))
     }
 
+    #[pyo3(signature = (replica, added, removed, *, anew=false))]
+    fn report_pool(
+        &self,
+        py: Python<'_>,
+        replica: &str,
+        added: &Bound<'_, PyAny>,
+        removed: &Bound<'_, PyAny>,
+        anew: bool,
+    ) -> PyResult<()> {
+        let (added, removed) = (arguments::keys(added)?, arguments::keys(removed)?);
+        self.call(py, None, |client, _| client.report_pool(replica, anew, &added, &removed))
+    }
+
     #[pyo3(signature = (*, timeout_s=None))]
     fn drain(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<usize> {
         self.call(py, timeout_s, |client, deadline| client.drain(deadline))

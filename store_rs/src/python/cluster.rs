@@ -50,11 +50,30 @@ impl ClusterView {
         Ok((by_node, runs.cluster))
     }
 
+    /// Leading blocks in the pool of each replica that has the first, by name.
+    fn pooled_prefix<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'_, PyAny>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let keys = arguments::keys(keys)?;
+        let mut runs = Runs::default();
+        py.detach(|| self.0.runs(&keys, &mut runs));
+        let by_replica = PyDict::new(py);
+        let rows = self.0.replicas();
+        for run in &runs.pools {
+            if let Some((_, row)) = rows.iter().find(|(at, _)| *at == run.replica) {
+                by_replica.set_item(&row.load.name, run.blocks)?;
+            }
+        }
+        Ok(by_replica)
+    }
+
     /// Stores by name: whether each is alive, and the measured rate and latency of fetches.
     fn nodes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let nodes = PyDict::new(py);
-        for (_, NodeRow { name, alive, bytes_per_s, latency_s }) in self.0.nodes() {
-            nodes.set_item(name, (alive, bytes_per_s, latency_s))?;
+        for (_, NodeRow { name, alive, from, .. }) in self.0.nodes() {
+            nodes.set_item(name, (alive, from.bytes_per_s, from.latency_s))?;
         }
         Ok(nodes)
     }
@@ -63,7 +82,7 @@ impl ClusterView {
     fn replicas<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let names = self.0.nodes();
         let replicas = PyDict::new(py);
-        for row in self.0.replicas() {
+        for (_, row) in self.0.replicas() {
             let node = names.iter().find(|(at, _)| *at == row.node).map(|(_, node)| &node.name);
             let entry = PyDict::new(py);
             entry.set_item("node", node)?;
@@ -141,6 +160,16 @@ impl ClusterIndex {
         let (name, accepting) = (replica, true);
         let load = Load { name, prefill_tokens, prefill, accepting, ..Load::default() };
         self.cluster().report(node, load, (at_s * 1e6) as u64);
+    }
+
+    fn report_pool(&self, py: Python<'_>, node: u16, replica: &str, keys: &[u8]) -> PyResult<()> {
+        let (keys, rest) = keys.as_chunks::<KEY_BYTES>();
+        if !rest.is_empty() {
+            return Err(PyValueError::new_err("keys have 32 bytes each"));
+        }
+        let entries: Vec<_> = keys.iter().map(|key| Entry::new(key, Tier::Pool)).collect();
+        let reported = self.cluster().report_pool(node, replica, true, &entries, 0);
+        reported.map_err(|error| raise(py, &error))
     }
 
     fn view(&self, py: Python<'_>) -> PyResult<ClusterView> {

@@ -2,19 +2,23 @@
 //!
 //! Owns what this process knows of the replicas: who runs where, the newest row of each, and the
 //! requests this process has sent and not seen end. Replicas say through the index how busy they
-//! are and what prefill costs them; the measured rates of loads and fetches are there too. A
-//! replica whose rows do not come (no store, or one that is gone) is judged by this process's own
-//! requests alone. Nothing waits and nothing fails: without a replica the answer is a rejection.
+//! are, what their pools hold and what work costs them. A replica whose rows do not come (no store,
+//! or one that is gone) is judged by this process's own requests alone. Nothing waits and nothing
+//! fails: without a replica the answer is a rejection.
+
+mod measured;
 
 use std::collections::HashMap;
 
 use mooncake_policy::route::{
-    Among, Costs, Decision, Load, Planner, Prefill, Query, RouterKind, Row, Runs, Tier, TierCost,
+    Among, Costs, Decision, Load, Planner, Query, RouterKind, Row, Runs, TierCost,
 };
 
 use crate::cluster::{ClusterView, ReplicaRow, Runs as NodeRuns};
 use crate::index::Entry;
 use crate::key::Key;
+pub use measured::Assumed;
+use measured::Measured;
 
 /// A row taken sooner after a decision may not show it: the way of a request to its replica.
 const GRACE_S: f64 = 0.1;
@@ -23,23 +27,14 @@ const STALE_S: f64 = 3.0;
 /// Rows change at most 50 times a second; requests in between share one look.
 const LOOK_EVERY_S: f64 = 0.005;
 
-/// What is assumed until the first measurement arrives; one prompt later it is gone.
-#[derive(Debug, Clone, Copy)]
-pub struct Assumed {
-    /// Seconds to compute a token.
-    pub token_s: f64,
-    /// Rate of loads from the node's memory.
-    pub dram_bytes_per_s: f64,
-    /// Rate of fetches from another node.
-    pub peer_bytes_per_s: f64,
-}
-
 #[derive(Debug)]
 struct Replica {
     name: String,
     node: String,
     present: bool,
     row: Option<ReplicaRow>,
+    /// Its own row of the index and its node's, as of the last look.
+    rows: (Option<u16>, Option<u16>),
 }
 
 /// A request this process has sent.
@@ -81,8 +76,7 @@ pub struct Choice<'a> {
 /// See the module.
 pub struct Router {
     planner: Planner,
-    costs: Costs,
-    assumed: Assumed,
+    measured: Measured,
     replicas: Vec<Replica>,
     by_name: HashMap<String, usize>,
     looked_s: f64,
@@ -90,6 +84,7 @@ pub struct Router {
     view: Option<ClusterView>,
     runs: NodeRuns,
     local: Vec<Runs>,
+    links: Vec<TierCost>,
     keys: Vec<u64>,
 }
 
@@ -98,23 +93,11 @@ impl Router {
     /// longer than `slo_s` on every replica are rejected.
     #[must_use]
     pub fn new(assumed: Assumed, slo_s: Option<f64>, seed: u64) -> Self {
-        let rate = |rate| TierCost { latency_s: 0.0, bytes_per_s: Some(rate) };
-        let dram = rate(assumed.dram_bytes_per_s);
-        let costs = Costs {
-            prefill: Prefill { fixed_s: 0.0, token_s: assumed.token_s, attn_s: 0.0 },
-            tiers: [
-                TierCost { latency_s: 0.0, bytes_per_s: None },
-                dram,
-                dram,
-                rate(assumed.peer_bytes_per_s),
-            ],
-            kv_bytes_per_token: 1.0,
-            block_tokens: 256,
-        };
+        let measured = Measured::new(assumed);
+        let rule = RouterKind::Ours.build(&measured.costs, slo_s, seed);
         Self {
-            planner: Planner::new(RouterKind::Ours.build(&costs, slo_s, seed), GRACE_S),
-            costs,
-            assumed,
+            planner: Planner::new(rule, GRACE_S),
+            measured,
             replicas: Vec::new(),
             by_name: HashMap::new(),
             looked_s: f64::NEG_INFINITY,
@@ -122,14 +105,15 @@ impl Router {
             view: None,
             runs: NodeRuns::default(),
             local: Vec::new(),
+            links: Vec::new(),
             keys: Vec::new(),
         }
     }
 
     /// A block has `block_tokens` tokens of `token_bytes` of KV each.
     pub fn set_model(&mut self, block_tokens: u32, token_bytes: f64) {
-        self.costs.block_tokens = block_tokens;
-        self.costs.kv_bytes_per_token = token_bytes;
+        self.measured.costs.block_tokens = block_tokens;
+        self.measured.costs.kv_bytes_per_token = token_bytes;
         self.looked_s = f64::NEG_INFINITY;
     }
 
@@ -157,13 +141,15 @@ impl Router {
                 None => {
                     let (name, node) = (name.clone(), node.clone());
                     self.by_name.insert(name.clone(), self.replicas.len());
-                    self.replicas.push(Replica { name, node, present: true, row: None });
+                    let (present, row, rows) = (true, None, (None, None));
+                    self.replicas.push(Replica { name, node, present, row, rows });
                 }
             }
         }
         for at in 0..self.replicas.len() {
             self.report(at, now_s);
         }
+        self.looked_s = f64::NEG_INFINITY;
     }
 
     /// This replica is gone, before anybody reports the new set.
@@ -201,13 +187,13 @@ impl Router {
             among.only.is_none_or(|only| only == name) && !among.avoid.contains(name)
         };
         let prefer = among.prefer.and_then(|name| self.position(name));
-        let among = Among { may: &may, prefer };
+        let among = Among { may: &may, prefer, links: &self.links };
         let query = Query { tokens, keys: &self.keys };
         let (local, cluster) = (&self.local, self.runs.cluster);
         match self.planner.plan_among(request, &query, local, cluster, now_s, &among) {
             Decision::Reject { best_s } => Err(best_s),
             Decision::Go(plan) => {
-                let cached = plan.reuse.prefix() * self.costs.block_tokens;
+                let cached = plan.reuse.prefix() * self.costs().block_tokens;
                 self.sent.insert(
                     request,
                     Sent {
@@ -269,7 +255,7 @@ impl Router {
     /// What predictions rest on.
     #[must_use]
     pub fn costs(&self) -> &Costs {
-        &self.costs
+        &self.measured.costs
     }
 
     fn position(&self, name: &str) -> Option<usize> {
@@ -283,10 +269,18 @@ impl Router {
         }
         self.looked_s = now_s;
         let rows = self.view.as_ref().map(ClusterView::replicas).unwrap_or_default();
-        self.measure(&rows);
-        for row in rows {
+        let nodes = self.view.as_ref().map(ClusterView::nodes).unwrap_or_default();
+        self.measured.take(&rows, &nodes);
+        self.planner.set_costs(&self.measured.costs);
+        self.links.clear();
+        for replica in &mut self.replicas {
+            let node = nodes.iter().find(|(_, node)| node.name == replica.node);
+            replica.rows = (None, node.map(|(at, _)| *at));
+            self.links.push(self.measured.link(node.map(|(_, node)| node)));
+        }
+        for (own, row) in rows {
             if let Some(at) = self.position(&row.load.name) {
-                self.replicas[at].row = Some(row);
+                (self.replicas[at].row, self.replicas[at].rows.0) = (Some(row), Some(own));
             }
         }
         for at in 0..self.replicas.len() {
@@ -309,7 +303,7 @@ impl Router {
     }
 
     fn reported(&self, row: &ReplicaRow) -> Row {
-        let queue_s = self.costs.prefill.seconds(row.load.prefill_tokens, 0);
+        let queue_s = self.costs().prefill.seconds(row.load.prefill_tokens, 0);
         let load = Load {
             queue_s: if row.load.prefill_tokens == 0 { 0.0 } else { queue_s },
             prefill_tokens: row.load.prefill_tokens.into(),
@@ -341,36 +335,6 @@ impl Router {
         Row { at_s: now_s, load }
     }
 
-    /// Costs from what replicas and stores measured; assumptions where nobody has.
-    fn measure(&mut self, rows: &[ReplicaRow]) {
-        let mean = |values: &mut dyn Iterator<Item = f64>| {
-            let (sum, count) =
-                values.filter(|v| *v > 0.0).fold((0.0, 0), |(s, n), v| (s + v, n + 1));
-            (count > 0).then(|| sum / f64::from(count))
-        };
-        let known = |row: &&ReplicaRow| row.load.prefill[1] > 0.0;
-        let curve = |at: usize| {
-            mean(&mut rows.iter().filter(known).map(|row| f64::from(row.load.prefill[at])))
-        };
-        let load = mean(&mut rows.iter().map(|row| f64::from(row.load.load_bytes_per_s)));
-        let nodes = self.view.as_ref().map(ClusterView::nodes).unwrap_or_default();
-        let peers = || nodes.iter().map(|(_, node)| node).filter(|node| node.alive);
-        let peer = mean(&mut peers().map(|node| node.bytes_per_s));
-        let latency = mean(&mut peers().map(|node| node.latency_s));
-        let Costs { prefill, tiers, .. } = &mut self.costs;
-        prefill.fixed_s = curve(0).unwrap_or(0.0);
-        prefill.token_s = curve(1).unwrap_or(self.assumed.token_s);
-        prefill.attn_s = curve(2).unwrap_or(0.0);
-        let load = load.unwrap_or(self.assumed.dram_bytes_per_s);
-        tiers[Tier::Dram as usize].bytes_per_s = Some(load);
-        tiers[Tier::Nvme as usize].bytes_per_s = Some(load);
-        let peer = peer.unwrap_or(self.assumed.peer_bytes_per_s);
-        // A fetched block is loaded like any other once it is here.
-        tiers[Tier::Peer as usize].bytes_per_s = Some(1.0 / (1.0 / peer + 1.0 / load));
-        tiers[Tier::Peer as usize].latency_s = latency.unwrap_or(0.0);
-        self.planner.set_costs(&self.costs);
-    }
-
     /// The chain's runs by replica, into `self.local`.
     fn look_up(&mut self, keys: &[Key]) {
         self.keys.clear();
@@ -379,21 +343,17 @@ impl Router {
         self.local.clear();
         self.local.resize(self.replicas.len(), Runs::NONE);
         let Some(view) = &self.view else {
-            self.runs.nodes.clear();
-            self.runs.cluster = 0;
+            self.runs = NodeRuns::default();
             return;
         };
         view.runs(keys, &mut self.runs);
-        if self.runs.nodes.is_empty() {
-            return;
-        }
-        for (at, node) in view.nodes() {
-            let Some(run) = self.runs.nodes.iter().find(|run| run.node == at) else { continue };
-            for (replica, local) in self.replicas.iter().zip(&mut self.local) {
-                if replica.node == node.name {
-                    *local = Runs::local(0, run.dram, run.nvme);
-                }
-            }
+        let NodeRuns { nodes, pools, .. } = &self.runs;
+        for (replica, local) in self.replicas.iter().zip(&mut self.local) {
+            let (own, node) = replica.rows;
+            let run = nodes.iter().find(|run| Some(run.node) == node);
+            let pool = pools.iter().find(|run| Some(run.replica) == own);
+            let (dram, nvme) = run.map_or((0, 0), |run| (run.dram, run.nvme));
+            *local = Runs::local(pool.map_or(0, |run| run.blocks), dram, nvme);
         }
     }
 }

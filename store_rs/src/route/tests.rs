@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use super::*;
-use crate::cluster::{Cluster, Load as ReplicaLoad, OURS};
+use crate::cluster::{Cluster, Load as ReplicaLoad, OURS, Rate};
 
 const ASSUMED: Assumed = Assumed { token_s: 1e-3, dram_bytes_per_s: 1e9, peer_bytes_per_s: 1e8 };
 
@@ -61,6 +61,38 @@ fn the_node_that_holds_the_prefix_wins_until_it_is_busy() {
     assert_ne!(route.replica, "c");
     assert_eq!(route.blocks, [0, 0, 0, 9], "fetched from there");
     assert!((world.router.costs().prefill.token_s - 2e-3).abs() < 1e-9, "as measured");
+}
+
+#[test]
+fn the_replica_whose_pool_holds_the_prefix_wins_on_its_node() {
+    let mut world = world();
+    hold(&mut world.cluster, OURS, &keys(9));
+    report(&mut world.cluster, OURS, "a", 0, 1.0);
+    report(&mut world.cluster, OURS, "b", 0, 1.0);
+    let pooled: Vec<_> =
+        keys(7).iter().map(|key| Entry::new(key, crate::index::Tier::Pool)).collect();
+    world.cluster.report_pool(OURS, "b", true, &pooled, 0).expect("room");
+    for id in 0..5 {
+        let route = world.router.plan(id, 1000, &keys(9), Choice::default(), 1.0).expect("one");
+        assert_eq!((&*route.replica, route.blocks), ("b", [7, 2, 0, 0]));
+        world.router.end(id);
+    }
+}
+
+#[test]
+fn each_node_pays_its_own_price_for_fetches() {
+    let mut world = world();
+    let third = world.cluster.join("third").expect("room");
+    hold(&mut world.cluster, third, &keys(9));
+    let rate = |bytes_per_s| Rate { bytes_per_s, latency_s: 1e-3 };
+    world.cluster.report_rate(OURS, rate(1e9));
+    world.cluster.report_rate(world.far, rate(1e4));
+    let near = world.router.plan(1, 1000, &keys(9), Choice::default(), 1.0).expect("a plan");
+    assert_ne!(near.replica, "c");
+    assert_eq!(near.blocks, [0, 0, 0, 9]);
+    let only = Choice { only: Some("c"), ..Choice::default() };
+    let far = world.router.plan(2, 1000, &keys(9), only, 1.0).expect("a plan");
+    assert_eq!(far.blocks, [0; 4], "its link is slower than computing");
 }
 
 #[test]

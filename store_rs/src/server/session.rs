@@ -93,6 +93,10 @@ impl Session {
                 self.shared.peers.report(Load::decode(load));
                 return Ok(());
             }
+            Request::Pool { replica, anew, added, removed } => {
+                self.shared.report_pool(replica, anew, added, removed);
+                return Ok(());
+            }
             Request::Cluster => return self.pass_cluster(seq, out),
             Request::Lease { tenant, keys, prefix, wait_ms, enough } => {
                 let deadline = Instant::now() + Duration::from_millis(wait_ms.into());

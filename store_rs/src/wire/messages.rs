@@ -16,6 +16,7 @@ const PING: u8 = 9;
 const LIST: u8 = 0x20;
 const CLUSTER: u8 = 0x40;
 const LOAD: u8 = 0x41;
+const POOL: u8 = 0x42;
 /// From here on: for operators.
 const DRAIN: u8 = 0x30;
 const ROWS: u8 = 0x31;
@@ -118,6 +119,17 @@ pub enum Request<'a> {
     Cluster,
     /// A replica's load. No reply.
     Load(&'a [u8; LOAD_BYTES]),
+    /// What is new in a replica's pool. No reply.
+    Pool {
+        /// Its name.
+        replica: &'a str,
+        /// What was said of it before is void.
+        anew: bool,
+        /// Blocks that came.
+        added: &'a [Key],
+        /// Blocks that went.
+        removed: &'a [Key],
+    },
     /// Blocks of every tier from a position on, with all that is known of them.
     Rows {
         /// 0, or where the answer before said to go on.
@@ -198,6 +210,12 @@ impl<'a> Request<'a> {
             LIST => Self::List { from: at.u32()? },
             CLUSTER => Self::Cluster,
             LOAD => Self::Load(at.chunk()?),
+            POOL => Self::Pool {
+                anew: at.u8()? != 0,
+                replica: at.text()?,
+                added: keys(&mut at)?,
+                removed: keys(&mut at)?,
+            },
             DRAIN => Self::Drain { limit_ms: at.u32()? },
             ROWS => Self::Rows { from: at.u32()? },
             VERIFY => Self::Verify { from: at.u32()? },
@@ -246,6 +264,12 @@ impl<'a> Request<'a> {
             Self::List { from } => frame(out, LIST, seq, |out| out.extend(from.to_le_bytes())),
             Self::Cluster => frame(out, CLUSTER, seq, |_| {}),
             Self::Load(load) => frame(out, LOAD, seq, |out| out.extend(load)),
+            Self::Pool { replica, anew, added, removed } => frame(out, POOL, seq, |out| {
+                out.push(u8::from(anew));
+                put_text(out, replica);
+                put_records(out, added);
+                put_records(out, removed);
+            }),
             Self::Rows { from } => frame(out, ROWS, seq, |out| out.extend(from.to_le_bytes())),
             Self::Verify { from } => {
                 frame(out, VERIFY, seq, |out| out.extend(from.to_le_bytes()));

@@ -41,6 +41,7 @@ fn every_request_survives_the_wire() {
     round_trip(Request::Verify { from: 9 });
     round_trip(Request::Pin { seconds: 60, keys: &keys });
     round_trip(Request::Cool);
+    round_trip(Request::Pool { replica: "r", anew: true, added: &keys, removed: &keys[..1] });
 }
 
 #[test]

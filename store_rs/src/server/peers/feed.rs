@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 use std::thread;
 use std::time::Duration;
 
-use super::{Peers, Shared, lock};
+use super::{Peers, Shared, lock, monotonic_us};
 use crate::cluster::OURS;
 use crate::error::Result;
 use crate::index::{Entry, Index};
@@ -107,6 +107,7 @@ pub(super) fn follow_own(peers: &Peers, shared: &Shared) {
         let batch = feed.take(&index, &mut entries);
         drop(index);
         let mut cluster = peers.cluster();
+        cluster.drop_silent(monotonic_us());
         if matches!(batch, Batch::Restart(_)) {
             cluster.clear(OURS);
         }

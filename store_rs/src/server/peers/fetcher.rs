@@ -224,8 +224,7 @@ impl Fetching<'_, '_> {
             if head.key != *key {
                 return Err(Error::protocol("a peer sent another block than was asked for"));
             }
-            self.block(&head, &request.tenant, sent)?;
-            bytes += u64::from(head.len);
+            bytes += self.block(&head, &request.tenant, sent)?;
         }
         if bytes > 0 {
             let latency_s = first.unwrap_or_default().as_secs_f64();
@@ -235,17 +234,19 @@ impl Fetching<'_, '_> {
         Ok(())
     }
 
-    fn block(&mut self, head: &BlockHead, tenant: &str, sent: Instant) -> Result<()> {
+    /// Take one block: how many bytes of KV came with it.
+    fn block(&mut self, head: &BlockHead, tenant: &str, sent: Instant) -> Result<u64> {
         let BlockHead { key, parent, len } = head;
         if *len == 0 {
             self.peers.counts.absent_blocks.fetch_add(1, Ordering::Relaxed);
             self.remote.fetcher.settle(key);
-            return Ok(());
+            return Ok(0);
         }
         let landing = Landing::reserve(self.shared, tenant, key, parent.as_ref(), *len);
         self.remote.fetcher.settle(key);
         let Some(landing) = landing? else {
-            return receive::discard(&mut *self.link.link, *len as usize);
+            receive::discard(&mut *self.link.link, *len as usize)?;
+            return Ok(0);
         };
         // SAFETY: `len` bytes that are ours alone until the landing is published or dropped.
         let target = unsafe { std::slice::from_raw_parts_mut(landing.at(), *len as usize) };
@@ -257,6 +258,6 @@ impl Fetching<'_, '_> {
         self.peers.counts.fetch_time.record(sent.elapsed());
         self.peers.counts.fetched_blocks.fetch_add(1, Ordering::Relaxed);
         self.peers.counts.fetched_bytes.fetch_add((*len).into(), Ordering::Relaxed);
-        Ok(())
+        Ok(raw.into())
     }
 }

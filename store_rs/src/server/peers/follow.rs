@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Connected, Peers, Remote, Shared, monotonic_us};
-use crate::cluster::Load;
+use crate::cluster::{Load, Rate};
 use crate::error::{Error, Result};
 use crate::index::Entry;
 use crate::peer::{Message, decode_entry, send_message};
@@ -88,6 +88,17 @@ fn follow_stream(
                 for load in rows {
                     cluster.report(row, Load::decode(load), monotonic_us());
                 }
+                continue;
+            }
+            Message::Pool { replica, anew, entries } => {
+                let entries: Vec<Entry> =
+                    entries.iter().map(decode_entry).collect::<Result<_>>()?;
+                let now_s = shared.now() / 1_000_000;
+                peers.cluster().report_pool(row, replica, anew, &entries, now_s)?;
+                continue;
+            }
+            Message::Rate(bytes_per_s, latency_s) => {
+                peers.cluster().report_rate(row, Rate { bytes_per_s, latency_s });
                 continue;
             }
             Message::Beat => continue,

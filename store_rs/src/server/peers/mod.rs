@@ -24,6 +24,7 @@ use super::fetch::{Tier, Wanted};
 use super::{Shared, lock};
 use crate::cluster::{self, Cluster, Load};
 use crate::error::{Error, Result};
+use crate::index::{self, Entry};
 use crate::key::Key;
 use crate::latency::Latency;
 use crate::peer::{
@@ -350,6 +351,18 @@ impl Tier for PeerTier {
 
     fn is_remote(&self) -> bool {
         true
+    }
+}
+
+impl Shared {
+    /// A replica of this node says what came into its pool and what went.
+    pub(super) fn report_pool(&self, replica: &str, anew: bool, added: &[Key], removed: &[Key]) {
+        let gone = removed.iter().map(|key| Entry::new(key, index::Tier::Gone));
+        let came = added.iter().map(|key| Entry::new(key, index::Tier::Pool));
+        let changed: Vec<_> = gone.chain(came).collect();
+        let now_s = self.now() / 1_000_000;
+        // A table that cannot grow keeps what it has: the rest is not predicted.
+        let _ = self.peers.cluster().report_pool(cluster::OURS, replica, anew, &changed, now_s);
     }
 }
 

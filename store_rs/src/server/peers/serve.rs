@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::feed::{Batch, Feed};
 use super::{Connected, Peers, Shared, lock};
-use crate::cluster::OURS;
+use crate::cluster::{Load, OURS, PoolPart, Rate};
 use crate::error::{Error, Result};
 use crate::index::{Leased, SessionId};
 use crate::key::Key;
@@ -167,10 +167,10 @@ impl Drop for Sending<'_> {
     }
 }
 
-/// Everything this store holds, then every change, and the loads of its node's replicas.
+/// Everything this store holds, then every change; and of its node's replicas the loads and pools.
 fn stream(peers: &Peers, shared: &Shared, to: &mut Connected<'_>) -> Result<()> {
     let (mut feed, mut entries, mut rows) = (Feed::default(), Vec::new(), Vec::new());
-    let (mut reported_us, mut last) = (0, Instant::now());
+    let (mut replicas, mut last) = (Replicas::default(), Instant::now());
     while !peers.is_stopping() {
         let index = feed.wait(shared)?;
         let batch = feed.take(&index, &mut entries);
@@ -185,18 +185,51 @@ fn stream(peers: &Peers, shared: &Shared, to: &mut Connected<'_>) -> Result<()> 
                 (!rows.is_empty()).then_some(Message::Changes { first, entries: rows })
             }
         };
-        let loads: Vec<_> = {
-            let (loads, newest_us) = peers.cluster().loads(OURS, reported_us);
-            reported_us = newest_us;
-            loads.iter().map(crate::cluster::Load::encode).collect()
-        };
-        let loads = (!loads.is_empty()).then_some(Message::Loads(&loads));
         let beat = (last.elapsed() > BEAT).then_some(Message::Beat);
-        for message in [message, loads, beat].into_iter().flatten() {
+        for message in [message, beat].into_iter().flatten() {
             send_message(&mut *to.link, &message)?;
+            last = Instant::now();
+        }
+        if replicas.send(peers, &mut *to.link)? {
             last = Instant::now();
         }
         lock(&peers.sent).insert(to.cutter, feed.position());
     }
     Ok(())
+}
+
+/// What a follower has heard of this node's replicas, and of what fetching costs here.
+#[derive(Default)]
+struct Replicas {
+    reported_us: u64,
+    pools: Option<u64>,
+    rate: Rate,
+}
+
+impl Replicas {
+    /// Send what is new: loads first, because a pool without one is not known. Whether there was
+    /// anything.
+    fn send(&mut self, peers: &Peers, link: &mut dyn Link) -> Result<bool> {
+        let (loads, parts, rate) = {
+            let cluster = peers.cluster();
+            let (loads, newest_us) = cluster.loads(OURS, self.reported_us);
+            let (parts, next) = cluster.pools_since(self.pools);
+            (self.reported_us, self.pools) = (newest_us, Some(next));
+            (loads, parts, cluster.fetch_rate(OURS))
+        };
+        let loads: Vec<_> = loads.iter().map(Load::encode).collect();
+        if !loads.is_empty() {
+            send_message(link, &Message::Loads(&loads))?;
+        }
+        for PoolPart { replica, anew, entries } in &parts {
+            let entries: Vec<_> = entries.iter().map(encode_entry).collect();
+            send_message(link, &Message::Pool { replica, anew: *anew, entries: &entries })?;
+        }
+        let is_new = rate != self.rate;
+        if is_new {
+            send_message(link, &Message::Rate(rate.bytes_per_s, rate.latency_s))?;
+            self.rate = rate;
+        }
+        Ok(is_new || !loads.is_empty() || !parts.is_empty())
+    }
 }

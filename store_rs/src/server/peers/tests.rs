@@ -166,7 +166,7 @@ fn readers_see_the_cluster_and_the_loads_of_both_nodes() {
     let mut held: Vec<_> = runs.nodes.iter().map(|run| (&*names[&run.node], run.dram)).collect();
     held.sort_unstable();
     assert_eq!(held, [("a", 6), ("b", 2)]);
-    assert_eq!(view.replicas()[0].load, load);
+    assert_eq!(view.replicas()[0].1.load, load);
 }
 
 #[test]
