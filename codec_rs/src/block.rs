@@ -139,16 +139,9 @@ pub fn encode_raw(shape: &Shape, raw: &[u8], out: &mut [u8]) -> Result<usize, Co
     encode(Codec::None, shape, raw, out)
 }
 
-/// Decode a whole block into `out`, verified in the same pass. On error `out` holds garbage.
+/// Decode a whole block into `out`, verified. [`Decoder::block`] keeps its buffers between blocks.
 pub fn decode_into(container: &[u8], out: &mut [u8]) -> Result<Shape, CodecError> {
-    let header = Header::parse(container)?;
-    let plane = header.shape.plane_bytes().ok_or(CodecError::BadShape)?;
-    expect_len(out.len(), header.shape.raw_bytes().ok_or(CodecError::BadShape)?)?;
-    let mut decoder = Decoder::new();
-    for (index, target) in out.chunks_exact_mut(plane).enumerate() {
-        decoder.plane(container, &header, index as u32, target)?;
-    }
-    Ok(header.shape)
+    Decoder::new().block(container, out)
 }
 
 /// Decode one plane into `out`, verified. [`Decoder::plane`] keeps its buffers between planes.

@@ -76,12 +76,28 @@ impl Encoder {
 pub struct Decoder {
     dense: dense::Scratch,
     fast: fast::Scratch,
+    /// A plane that is only verified.
+    verified: Vec<u8>,
 }
 
 impl Decoder {
     /// A decoder without buffers yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Decode a whole block into `out`, verified in the same pass. On error `out` holds garbage.
+    pub fn block(&mut self, container: &[u8], out: &mut [u8]) -> Result<Shape, CodecError> {
+        let header = Header::parse(container)?;
+        let want = header.shape.raw_bytes().ok_or(CodecError::BadShape)?;
+        if out.len() != want {
+            return Err(CodecError::WrongSize { have: out.len(), want });
+        }
+        let plane = header.shape.plane_bytes().ok_or(CodecError::BadShape)?;
+        for (index, target) in out.chunks_exact_mut(plane).enumerate() {
+            self.plane(container, &header, index as u32, target)?;
+        }
+        Ok(header.shape)
     }
 
     /// Decode plane `index` of `container` into `out`, verified. On error `out` holds garbage.
@@ -135,8 +151,11 @@ impl Decoder {
             let same = checksum(coded_bytes(container, plane)?) == plane.checksum;
             return if same { Ok(()) } else { Err(CodecError::Corrupt(index)) };
         }
-        let mut out = vec![0; header.shape.plane_bytes().ok_or(CodecError::BadShape)?];
-        self.plane(container, header, index, &mut out)
+        let mut out = std::mem::take(&mut self.verified);
+        out.resize(header.shape.plane_bytes().ok_or(CodecError::BadShape)?, 0);
+        let checked = self.plane(container, header, index, &mut out);
+        self.verified = out;
+        checked
     }
 }
 

@@ -4,10 +4,10 @@
 //! checksum covers is what was stored, whatever a client does to its buffer meanwhile. Reading
 //! verifies in the same pass that copies; anything that does not match is `Corrupt`, never bytes.
 
+use std::cell::RefCell;
+
 pub use mooncake_codec::Decoder;
-use mooncake_codec::{
-    BlockWriter, Codec, CodecError, Dtype, Encoder, Header, Shape, decode_into, header_len,
-};
+use mooncake_codec::{BlockWriter, Codec, CodecError, Dtype, Encoder, Header, Shape, header_len};
 
 use crate::error::{Error, Result};
 use crate::index::{Kind, Stored};
@@ -135,9 +135,16 @@ fn codec_of(header: &Header) -> u8 {
     header.planes.iter().map(|plane| plane.codec as u8).max().unwrap_or(0)
 }
 
+thread_local! {
+    /// Buffers of a few planes, kept by every thread that reads: making them anew for each block
+    /// would cost page faults.
+    static DECODER: RefCell<Decoder> = RefCell::default();
+}
+
 /// Copy or decode a whole container into `out`, verified.
 pub fn read_into(container: &[u8], out: &mut [u8]) -> std::result::Result<(), Corrupt> {
-    decode_into(container, out).map(|_| ()).map_err(|_| Corrupt)
+    let read = DECODER.with_borrow_mut(|decoder| decoder.block(container, out));
+    read.map(|_| ()).map_err(|_| Corrupt)
 }
 
 /// The planes of one container, in any order.

@@ -1,6 +1,7 @@
 //! Strings of bits: what the nodes of the wavelet tree are stored in.
 
-use crate::masked::Words;
+use crate::isa::per_isa;
+use crate::masked::{Masked, Words};
 
 /// Bits being written, lowest first.
 #[derive(Debug, Default)]
@@ -47,22 +48,36 @@ impl BitWriter {
 #[derive(Debug, Default)]
 pub(super) struct BitString {
     words: Vec<u64>,
+    /// Set bits before each word.
+    ranks: Vec<u32>,
     len: usize,
 }
 
-impl BitString {
+per_isa! {
     /// Take a copy, so that what is counted and what is read later are the same bits.
-    pub(super) fn load(&mut self, bytes: &[u8]) {
-        let (whole, rest) = bytes.as_chunks::<8>();
-        let mut last = [0; 8];
-        last[..rest.len()].copy_from_slice(rest);
-        self.words.clear();
-        self.words.extend(whole.iter().chain([&last]).map(|word| u64::from_le_bytes(*word)));
-        // A reader looks at two words at a time, the second of which may lie behind the end.
-        self.words.push(0);
-        self.len = 8 * bytes.len();
-    }
+    pub(super) fn load(bits: &mut BitString, bytes: &[u8]) = load_on
+}
 
+#[inline(always)]
+unsafe fn load_on<K: Masked>(bits: &mut BitString, bytes: &[u8]) {
+    let (whole, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    bits.words.clear();
+    bits.words.extend(whole.iter().map(|word| u64::from_le_bytes(*word)));
+    // A reader looks at two words at a time, the second of which may lie behind the end.
+    bits.words.extend([u64::from_le_bytes(last), 0]);
+    bits.len = 8 * bytes.len();
+    let mut rank = 0;
+    bits.ranks.clear();
+    bits.ranks.extend(bits.words.iter().map(|word| {
+        let before = rank;
+        rank += word.count_ones();
+        before
+    }));
+}
+
+impl BitString {
     /// A string that repeats `pattern` (not empty), so that a word can be read from any place in it.
     pub(super) fn repeating(pattern: &BitWriter) -> Self {
         let copies = 64usize.div_ceil(pattern.len);
@@ -73,7 +88,7 @@ impl BitString {
             }
         }
         bits.words.push(0);
-        Self { words: bits.words, len: pattern.len * copies }
+        Self { words: bits.words, ranks: Vec::new(), len: pattern.len * copies }
     }
 
     /// Bits in the string.
@@ -90,18 +105,26 @@ impl BitString {
         low >> shift | high << 1 << (63 - shift)
     }
 
-    /// Set bits among the `len` from `at` on.
+    /// Set bits among the `len` from `at` on; of a string that was loaded.
     #[inline(always)]
     pub(super) fn ones(&self, at: usize, len: usize) -> usize {
-        let whole: u32 = (0..len / 64).map(|i| self.word(at + 64 * i).count_ones()).sum();
-        let rest = self.word(at + len / 64 * 64) & ((1 << (len % 64)) - 1);
-        whole as usize + rest.count_ones() as usize
+        self.rank(at + len) - self.rank(at)
+    }
+
+    #[inline(always)]
+    fn rank(&self, at: usize) -> usize {
+        let (index, shift) = (at / 64, at % 64);
+        let before = self.ranks.get(index).copied().unwrap_or(0);
+        let word = self.words.get(index).copied().unwrap_or(0) & ((1 << shift) - 1);
+        before as usize + word.count_ones() as usize
     }
 
     /// Its words from `at` on.
     #[inline(always)]
     pub(super) fn from(&self, at: usize) -> Straight<'_> {
-        Straight { bits: self, at }
+        let (words, shift) = (self.words.get(at / 64..).unwrap_or(&[]), (at % 64) as u32);
+        let mut words = words.iter();
+        Straight { low: words.next().copied().unwrap_or(0), words, shift }
     }
 
     /// Its words, starting over at the end of the repeated pattern.
@@ -111,17 +134,19 @@ impl BitString {
     }
 }
 
-/// Words one after another.
+/// Words one after another, each from parts of two stored ones.
 pub(super) struct Straight<'a> {
-    bits: &'a BitString,
-    at: usize,
+    low: u64,
+    words: std::slice::Iter<'a, u64>,
+    shift: u32,
 }
 
 impl Words for Straight<'_> {
     #[inline(always)]
     fn next(&mut self) -> u64 {
-        let word = self.bits.word(self.at);
-        self.at += 64;
+        let high = self.words.next().copied().unwrap_or(0);
+        let word = self.low >> self.shift | high << 1 << (63 - self.shift);
+        self.low = high;
         word
     }
 }
@@ -149,6 +174,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::isa::Isa;
 
     proptest! {
         #[test]
@@ -159,8 +185,12 @@ mod tests {
             let mut bytes = Vec::new();
             writer.write(&mut bytes);
             let mut string = BitString::default();
-            string.load(&bytes);
+            load(Isa::current(), &mut string, &bytes);
             let mut at = 0;
+            let mut words = string.from(at);
+            for index in 0..bytes.len() / 8 {
+                prop_assert_eq!(words.next(), string.word(64 * index));
+            }
             for (bits, count) in fields {
                 prop_assert_eq!(cut(string.word(at), count), cut(bits, count));
                 prop_assert_eq!(string.ones(at, count), cut(bits, count).count_ones() as usize);

@@ -23,7 +23,7 @@ use crate::checksum::Sink;
 use crate::error::CodecError;
 use crate::fields::STRIP;
 use crate::float::{Float, Tile, join_rest, rest_len, split_rest, strips};
-use crate::isa::{AHEAD, Isa, per_isa, prefetch};
+use crate::isa::{Isa, per_isa};
 use crate::masked::Masked;
 use bits::{BitString, BitWriter};
 use model::Model;
@@ -78,9 +78,10 @@ pub(crate) fn decode<F: Float>(
     let stored = strips(elements).map(|(.., lanes)| rest_len::<F>(false, lanes)).sum();
     let (rests, mut coded) =
         coded.split_at_checked(stored).ok_or(CodecError::Damaged("dense plane too short"))?;
-    let model = Model::parse(&mut coded, channels)?;
-    scratch.reader.load(coded);
-    let mut reader = Reader { isa, trees: &model.trees, bits: &scratch.reader, at: 0 };
+    let model = Model::parse(isa, &mut coded, channels)?;
+    bits::load(isa, &mut scratch.reader, coded);
+    let (trees, bits) = (&model.trees[..], &scratch.reader);
+    let mut reader = Reader { isa, trees, bits, at: 0, later: rests };
     let levels = scratch.levels.all();
     reader.plane(&model.labels, elements, levels, &mut scratch.symbols)?;
     if reader.at.div_ceil(8) != coded.len() {
@@ -161,7 +162,6 @@ unsafe fn put_together_on<F: Float, K: Masked>(
     for (first, count, lanes) in strips(symbols.len()) {
         let (strip, later) = rests.split_at(rest_len::<F>(false, lanes));
         rests = later;
-        prefetch(rests, AHEAD, strip.len());
         let symbols = &symbols[first..first + count];
         for ((exponent, sign), symbol) in exponents.iter_mut().zip(&mut signs).zip(symbols) {
             let above = symbol >> 1;

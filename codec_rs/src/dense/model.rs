@@ -3,7 +3,7 @@
 //! Stored, the model is a byte for the offset, one for the number of clusters (with [`LAGGED`] when
 //! any channel has a lag), a bit string with each channel's label and lag, and the codes.
 
-use super::bits::{BitString, BitWriter};
+use super::bits::{self, BitString, BitWriter};
 use super::cluster::{CLUSTERS_MAX, fit};
 use super::huffman::{Lengths, Tree};
 use crate::error::CodecError;
@@ -75,7 +75,7 @@ impl Model {
     }
 
     /// Inverse of `write`; takes what it reads off `bytes`.
-    pub(super) fn parse(bytes: &mut &[u8], channels: usize) -> Result<Self, CodecError> {
+    pub(super) fn parse(isa: Isa, bytes: &mut &[u8], channels: usize) -> Result<Self, CodecError> {
         let (&[offset, clusters], rest) = bytes.split_first_chunk().ok_or(DAMAGED)?;
         let (lagged, clusters) = (clusters & LAGGED != 0, usize::from(clusters & !LAGGED));
         if clusters == 0 || clusters > CLUSTERS_MAX {
@@ -85,7 +85,7 @@ impl Model {
         let each = label_bits(clusters) + lag_bits;
         let (packed, rest) = rest.split_at_checked((channels * each).div_ceil(8)).ok_or(DAMAGED)?;
         let mut bits = BitString::default();
-        bits.load(packed);
+        bits::load(isa, &mut bits, packed);
         let field = |channel: usize, at: usize, width: usize| {
             (bits.word(channel * each + at) & ((1 << width) - 1)) as u8
         };
@@ -171,7 +171,9 @@ per_isa! {
 
 #[inline(always)]
 unsafe fn apply_lags_on<K: Masked>(symbols: &mut [u8], lags: &[u8]) {
-    change_signs::<false>(symbols, lags);
+    let tokens = symbols.len() / lags.len();
+    // From the last one on, so that each still finds the signs before it.
+    change_signs(symbols, lags, (1..tokens).rev());
 }
 
 per_isa! {
@@ -181,55 +183,27 @@ per_isa! {
 
 #[inline(always)]
 unsafe fn undo_lags_on<K: Masked>(symbols: &mut [u8], lags: &[u8]) {
-    change_signs::<true>(symbols, lags);
+    let tokens = symbols.len() / lags.len();
+    change_signs(symbols, lags, 1..tokens);
 }
 
-/// Channels worked on at a time: bytes of the widest vector.
-const COLUMNS: usize = 64;
-
+/// Flip the symbols of `tokens`, one after another, whose sign is set a lag before.
 #[inline(always)]
-fn change_signs<const UNDO: bool>(symbols: &mut [u8], lags: &[u8]) {
+fn change_signs(symbols: &mut [u8], lags: &[u8], tokens: impl Iterator<Item = usize>) {
     if lags.iter().all(|lag| *lag == 0) {
         return;
     }
     let channels = lags.len();
-    for (lags, first) in lags.chunks(COLUMNS).zip((0..channels).step_by(COLUMNS)) {
-        let masks = lag_masks(lags);
-        let mut before = [[0u8; COLUMNS]; LAG_MAX];
-        for token in symbols.chunks_exact_mut(channels) {
-            let mut signs = [0u8; COLUMNS];
-            // A constant length keeps whole columns in registers.
-            if lags.len() == COLUMNS {
-                change::<UNDO>(&mut token[first..first + COLUMNS], &before, &masks, &mut signs);
-            } else {
-                change::<UNDO>(&mut token[first..], &before, &masks, &mut signs);
+    let mask = |lag| lags.iter().map(|of| u8::from(usize::from(*of) == lag)).collect();
+    let masks: Vec<(usize, Vec<u8>)> =
+        (1..=LAG_MAX).filter(|lag| lags.contains(&(*lag as u8))).map(|l| (l, mask(l))).collect();
+    for token in tokens {
+        let (before, now) = symbols.split_at_mut(token * channels);
+        for (lag, mask) in masks.iter().filter(|(lag, _)| *lag <= token) {
+            let before = &before[(token - lag) * channels..];
+            for ((symbol, before), mask) in now.iter_mut().zip(before).zip(mask) {
+                *symbol ^= before & mask;
             }
-            before = [signs, before[0], before[1]];
         }
     }
-}
-
-/// Flip the symbols whose sign `lag` tokens before is set; `signs` becomes what later tokens look back on.
-#[inline(always)]
-fn change<const UNDO: bool>(
-    symbols: &mut [u8],
-    before: &[[u8; COLUMNS]; LAG_MAX],
-    masks: &[[u8; COLUMNS]; LAG_MAX],
-    signs: &mut [u8; COLUMNS],
-) {
-    for (i, symbol) in symbols.iter_mut().enumerate().take(COLUMNS) {
-        let was = *symbol;
-        let flips = before[0][i] & masks[0][i] ^ before[1][i] & masks[1][i];
-        *symbol = was ^ flips ^ before[2][i] & masks[2][i];
-        signs[i] = if UNDO { *symbol } else { was };
-    }
-}
-
-/// For each lag, 1 for the channels that have it.
-fn lag_masks(lags: &[u8]) -> [[u8; COLUMNS]; LAG_MAX] {
-    let mut masks = [[0; COLUMNS]; LAG_MAX];
-    for (channel, lag) in lags.iter().enumerate().filter(|(_, lag)| **lag > 0) {
-        masks[usize::from(*lag) - 1][channel] = 1;
-    }
-    masks
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::bits::{BitString, BitWriter};
 use super::huffman::{LENGTH_MAX, Tree};
 use crate::error::CodecError;
-use crate::isa::{Isa, per_isa};
+use crate::isa::{Isa, per_isa, prefetch};
 use crate::masked::{Masked, SLACK, Side, Words, merge, split};
 
 /// Depth of the channel tree, of the deepest symbol tree, and its leaves.
@@ -229,7 +229,12 @@ pub(super) struct Reader<'a> {
     pub(super) bits: &'a BitString,
     /// Bits read.
     pub(super) at: usize,
+    /// What is read next, asked for while memory is idle.
+    pub(super) later: &'a [u8],
 }
+
+/// Bytes asked for at each node: those of a plane, over all of its nodes.
+const ASKED: usize = 256;
 
 impl Reader<'_> {
     /// Inverse of `Writer::channels`: `len` symbols into `out`.
@@ -290,6 +295,8 @@ impl Reader<'_> {
             return Ok(());
         }
         let ([left, right], deeper) = levels.split_first_mut().ok_or(TOO_DEEP)?;
+        prefetch(self.later, 0, ASKED);
+        self.later = self.later.get(ASKED..).unwrap_or(&[]);
         let middle = tree.middle(leaves.start, leaves.end, depth);
         let start = self.at;
         if len > self.bits.len() - start {
