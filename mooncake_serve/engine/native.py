@@ -124,6 +124,10 @@ class NativeBackend:
         """Set the block's bytes."""
         self.read_block(block)[:] = data
 
+    def make_staging(self) -> memoryview:
+        """A buffer of one block."""
+        return memoryview(bytearray(self.layout.block_bytes))
+
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block within the pool."""
         self.write_block(target, self.read_block(source))

@@ -279,7 +279,12 @@ class Backend(Protocol):
         ...
 
     def write_block(self, block: int, data: memoryview) -> None:
-        """Set the block's bytes."""
+        """Set the block's bytes; `data` may be reused as soon as this returns."""
+        ...
+
+    def make_staging(self) -> memoryview:
+        """A buffer of one block in host memory, from which `write_block` copies at the device's
+        rate: pinned where the pool is on a device."""
         ...
 
     def copy_block(self, source: int, target: int) -> None:

@@ -234,14 +234,23 @@ class TorchBackend:
         """The block's bytes; a pinned copy when the pool is on a device."""
         if self._device.type == "cpu":
             return _bytes_of(self._pool[block])
-        staging = torch.empty_like(self._pool[block], device="cpu", pin_memory=True)
-        staging.copy_(self._pool[block])
-        return _bytes_of(staging)
+        # The copy waits for the forward that wrote the block: both are in the device's one stream.
+        staging = self.make_staging()
+        torch.frombuffer(staging, dtype=torch.uint8).copy_(self._flat(block))
+        return staging
 
     def write_block(self, block: int, data: memoryview) -> None:
-        """Set the block's bytes."""
-        source = torch.frombuffer(data, dtype=torch.uint8)
-        self._pool[block].view(torch.uint8).view(-1).copy_(source)
+        """Set the block's bytes; returns when `data` has been read."""
+        self._flat(block).copy_(torch.frombuffer(data, dtype=torch.uint8))
+
+    def make_staging(self) -> memoryview:
+        """A buffer of one block, pinned when the pool is on a device; torch reuses freed ones."""
+        pinned = self._device.type != "cpu"
+        size = self.layout.block_bytes
+        return _bytes_of(torch.empty(size, dtype=torch.uint8, pin_memory=pinned))
+
+    def _flat(self, block: int) -> torch.Tensor:
+        return self._pool[block].view(torch.uint8).view(-1)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block within the pool."""

@@ -84,6 +84,8 @@ class Loader:
         self._backend = backend
         self._begun = begun
         self._done = done
+        self._staging: memoryview | None = None
+        """Where blocks are decoded on their way to a device; made once, as pinning is slow."""
         self._queue: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kv-loader", daemon=True)
         self._thread.start()
@@ -122,12 +124,16 @@ class Loader:
         in_place = [view for view in views if view is not None]
         if len(in_place) == count:
             return self._read_in_place(load, keys, in_place)
-        staging = memoryview(bytearray(self._backend.layout.block_bytes))
-        for index, (key, block) in enumerate(zip(keys, blocks, strict=True)):
-            if self._store.read_into([key], [staging], tenant) == 0:
+        return self._read_staged(load, keys)
+
+    def _read_staged(self, load: Load, keys: Sequence[bytes]) -> int:
+        if self._staging is None:
+            self._staging = self._backend.make_staging()
+        for index, (key, block) in enumerate(zip(keys, load.blocks, strict=False)):
+            if self._store.read_into([key], [self._staging], load.sequence.request.tenant) == 0:
                 return index
-            self._backend.write_block(block, staging)
-        return count
+            self._backend.write_block(block, self._staging)
+        return len(keys)
 
     def _read_in_place(self, load: Load, keys: Sequence[bytes], views: Sequence[memoryview]) -> int:
         """Each read waits for blocks on their way here as long as it may; go on while they come."""

@@ -73,18 +73,21 @@ class ChainBackend:
         begin = table[index] * self.layout.block_bytes + offset * STATE_BYTES
         return slice(begin, begin + STATE_BYTES)
 
-    def view_block(self, block: int) -> memoryview:
+    def view_block(self, block: int) -> memoryview | None:
+        return self.read_block(block)
+
+    def read_block(self, block: int) -> memoryview:
         size = self.layout.block_bytes
         return memoryview(self._pool)[block * size : (block + 1) * size]
 
-    def read_block(self, block: int) -> memoryview:
-        return self.view_block(block)
-
     def write_block(self, block: int, data: memoryview) -> None:
-        self.view_block(block)[:] = data
+        self.read_block(block)[:] = data
+
+    def make_staging(self) -> memoryview:
+        return memoryview(bytearray(self.layout.block_bytes))
 
     def copy_block(self, source: int, target: int) -> None:
-        self.view_block(target)[:] = self.view_block(source)
+        self.read_block(target)[:] = self.read_block(source)
 
     def close(self) -> None:
         pass

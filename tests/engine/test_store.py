@@ -71,6 +71,32 @@ def test_an_engine_that_closes_publishes_what_it_has_computed() -> None:
         assert result.finish().usage.cached_store_tokens == 8 * BLOCK
 
 
+class DeviceBackend(ChainBackend):
+    """Its pool is not host memory."""
+
+    stagings = 0
+
+    def view_block(self, block: int) -> memoryview | None:
+        return None
+
+    def make_staging(self) -> memoryview:
+        self.stagings += 1
+        return super().make_staging()
+
+
+def test_blocks_reach_a_device_through_one_buffer(stores: list[NodeStore]) -> None:
+    device = DeviceBackend(block_tokens=BLOCK)
+    with engine(stores[0]) as first, chain_engine(device, stores[1]) as second:
+        prompts = [document(1), document(2)]
+        assert generate(first, prompts, 4) == [wanted(each) for each in prompts]
+        assert first.flush()
+        for prompt in prompts:
+            result = start(second, request(prompt, 4))
+            assert result.finish().usage.cached_store_tokens == 8 * BLOCK
+            assert result.tokens == wanted(prompt)
+    assert device.stagings == 1
+
+
 def test_a_store_that_stops_costs_hits_and_nothing_else(
     server: StoreServer, stores: list[NodeStore]
 ) -> None:
