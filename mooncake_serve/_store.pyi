@@ -281,7 +281,9 @@ class StoreServer:
 
     `nvme_path` is a directory for blocks that memory has no room for, at most `nvme_bytes` of it,
     written at `nvme_write_bytes_per_s` (0: no limit), read with io_uring where the kernel has it.
-    What it holds survives the process.
+    What it holds survives the process. `nvme_codec` is how blocks are stored there, coded with
+    `transcode_share` of one core: none, fast, dense, or auto, which is dense where the disk is
+    slower than decoding (None: as they are in memory).
 
     `tenant_bytes` and `tenant_nvme_bytes` are the most that each named tenant may take of either;
     at its quota a tenant makes room among its own blocks.
@@ -307,6 +309,7 @@ class StoreServer:
         nvme_io_uring: bool = True,
         tenant_bytes: int | None = None,
         tenant_nvme_bytes: int | None = None,
+        nvme_codec: str | None = None,
     ) -> Self: ...
     def start(self) -> None:
         """Reserve memory, take the socket, serve; nothing if it runs already.
@@ -332,10 +335,10 @@ class StoreServer:
 
         Of blocks: `logical_bytes - codec_saved_bytes + metadata_bytes + rounding_bytes =
         physical_bytes`, also in each row of `usage` (by tier, dtype and codec).
-        `shared_saved_bytes` is what caches of each process's own would hold besides. `codec` and
-        `codec_why` say how blocks are stored. `tenants` maps a name to its bytes and blocks.
-        `nvme_read_us_…` and `peer_fetch_us_…` are histograms: count, sum, and how many took no
-        longer than each bound.
+        `shared_saved_bytes` is what caches of each process's own would hold besides. `codec`,
+        `codec_why` and `nvme_codec_why` say how blocks are stored. `tenants` maps a name to
+        its bytes and blocks. `nvme_read_us_…` and `peer_fetch_us_…` are histograms: count, sum, and
+        how many took no longer than each bound.
         """
     @property
     def peer_address(self) -> str | None:

@@ -112,6 +112,9 @@ class NvmeSettings(Section):
     """Hard cap of what the directory may take on disk."""
     write_bytes_per_s: Annotated[ByteSize, Field(ge=0)] = ByteSize(256 * MIB)
     """Most bytes written a second, which is what wears a disk; 0 is no limit."""
+    codec: Literal["none", "fast", "dense", "auto"] | None = None
+    """How blocks are stored there; auto, dense where the disk is slower than decoding; None, as
+    they are in memory."""
 
 
 class StoreSettings(Section):
@@ -155,6 +158,7 @@ class StoreSettings(Section):
             options["nvme_path"] = self.nvme.path
             options["nvme_bytes"] = int(self.nvme.bytes)
             options["nvme_write_bytes_per_s"] = int(self.nvme.write_bytes_per_s)
+            options["nvme_codec"] = self.nvme.codec
         return options
 
 

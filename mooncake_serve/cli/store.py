@@ -64,6 +64,9 @@ def run(
     nvme: Annotated[Path | None, typer.Option(help="Directory for blocks on local disk.")] = None,
     nvme_bytes: Annotated[str, typer.Option(help="Hard cap of that directory.")] = "16GiB",
     nvme_write: Annotated[str, typer.Option(help="Most written to it a second.")] = "256MiB",
+    nvme_codec: Annotated[
+        str | None, typer.Option(help="none, fast, dense or auto there; default: as in memory.")
+    ] = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C."""
     if context.invoked_subcommand:
@@ -77,6 +80,7 @@ def run(
         disk["nvme_path"] = str(nvme)
         disk["nvme_bytes"] = parse_size("--nvme-bytes", nvme_bytes)
         disk["nvme_write_bytes_per_s"] = parse_size("--nvme-write", nvme_write)
+        disk["nvme_codec"] = nvme_codec
     server = StoreServer(
         socket=str(socket),
         dram_bytes=parse_size("--dram", dram),

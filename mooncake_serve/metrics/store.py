@@ -116,6 +116,9 @@ KEPT_FORM = Metric(
     "counter",
     "Blocks left as they were, since the denser form takes no less of the arena.",
 )
+RECODED = Metric(
+    "mooncake_store_nvme_recoded_blocks_total", "counter", "Blocks encoded anew for the disk."
+)
 PINNED = Metric("mooncake_store_pinned_blocks", "gauge", "Blocks pinned in memory.")
 PINNED_BYTES = Metric(
     "mooncake_store_pinned_bytes", "gauge", "Bytes of pins that last until they are ended."
@@ -223,6 +226,7 @@ VALUES: Mapping[str, tuple[Metric, tuple[str, ...]]] = {
     "sessions_violated": (VIOLATIONS, ("session",)),
     "invalid_releases": (VIOLATIONS, ("release",)),
     "nvme_bytes": (CAPACITY, ("nvme",)),
+    "nvme_recoded": (RECODED, ()),
     "nvme_live_bytes": (BYTES, ("nvme", "resident")),
     "nvme_allocated_bytes": (PHYSICAL, ("nvme",)),
     "nvme_blocks": (BLOCKS, ("nvme",)),
@@ -270,7 +274,9 @@ FOUND_BELOW = {"nvme_promoted": "nvme", "peer_fetched_blocks": "peer"}
 LATENCIES = {"nvme_read_us": NVME_READ_TIME, "peer_fetch_us": PEER_FETCH_TIME}
 """Histograms, by what the names of their values begin with."""
 
-UNMETERED = frozenset({"epoch", "pid", "tenants", "usage", "codec", "codec_why", "node"})
+UNMETERED = frozenset(
+    {"epoch", "pid", "tenants", "usage", "codec", "codec_why", "nvme_codec_why", "node"}
+)
 """Entries of `stats()` that identify or explain rather than measure, or have no bounded labels."""
 
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

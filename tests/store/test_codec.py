@@ -15,6 +15,7 @@ from tests.store.processes import MIB, Process, chain
 from tests.waiting import eventually
 
 SHAPE = BlockShape("bfloat16", 8, 64, 192)
+LARGE = BlockShape("bfloat16", 32, 128, 192)
 
 
 def kv_like(seed: int, shape: BlockShape = SHAPE) -> bytes:
@@ -201,3 +202,53 @@ def test_the_store_lists_its_blocks(socket: Path) -> None:
             assert sorted(client.blocks()) == sorted(zip(keys, parents, strict=True))
             client.evict(keys[5:6])
             assert len(client.blocks()) == 8999
+
+
+DISK_CODECS = {
+    "none": ("fast", 1.0, 1.1),
+    "fast": ("none", 0.65, 0.76),
+    "dense": ("fast", 0.6, 0.7),
+    None: ("fast", 0.65, 0.76),
+}
+"""How memory stores, and what the disk holds of the raw bytes, by the disk's codec."""
+
+
+@pytest.mark.parametrize("codec", DISK_CODECS)
+def test_the_disk_stores_in_its_own_form(socket: Path, tmp_path: Path, codec: str | None) -> None:
+    memory, least, most = DISK_CODECS[codec]
+    blocks = [kv_like(seed) for seed in range(8)]
+    settings: dict[str, Any] = {
+        "dram_bytes": 64 * MIB,
+        "codec": memory,
+        "nvme_path": tmp_path / "nvme",
+        "nvme_bytes": 64 * MIB,
+        "nvme_codec": codec,
+        "transcode_share": 1.0,
+    }
+    with StoreServer(socket=socket, **settings) as server:
+        with StoreClient.connect(socket, timeout_s=20) as client:
+            keys = put(client, "disk", blocks)
+            assert server.drain(timeout_s=60) == len(blocks)
+            stats = client.stats()
+            assert stats["nvme_recoded"] == (len(blocks) if codec else 0)
+            assert stats["nvme_codec_why"] == ("as configured" if codec else "as in memory")
+            share = stats["nvme_live_bytes"] / (len(blocks) * SHAPE.nbytes)
+            assert least < share < most
+            assert usage(client).keys() == {memory}, "memory keeps its form"
+    with StoreServer(socket=socket, **settings):
+        with StoreClient.connect(socket, timeout_s=20) as client:
+            assert read(client, keys, SHAPE.nbytes) == blocks
+            assert usage(client).keys() == {codec or memory}
+
+
+def test_the_disk_decides_by_its_rate(socket: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"nvme_path": tmp_path / "nvme", "nvme_bytes": 64 * MIB}
+    with StoreServer(socket=socket, dram_bytes=64 * MIB, nvme_codec="auto", **settings) as server:
+        with StoreClient.connect(socket, timeout_s=20) as client:
+            before = client.stats()["nvme_codec_why"]
+            assert before == "auto: as in memory until the disk's rate is known"
+            put(client, "auto", [kv_like(seed, LARGE) for seed in range(2)], LARGE)
+            assert server.drain(timeout_s=60) == 2
+            assert "the disk reads at" in client.stats()["nvme_codec_why"]
+    with pytest.raises(ConfigError, match="no codec"):
+        StoreServer(socket=socket, dram_bytes=64 * MIB, nvme_codec="lossy", **settings)

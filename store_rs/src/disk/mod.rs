@@ -5,8 +5,8 @@
 //! bytes. Any failure of the disk makes blocks misses, never errors: the tier switches itself off,
 //! says so in its counters, and on again when the disk works.
 //!
-//! `directory` whose it is · `recover` what a restart finds · `writer`, `stage`, `rate` down ·
-//! `reader` up · `io` transfers · `health` on or off
+//! `directory` whose it is · `recover` what a restart finds · `writer`, `stage`, `rate`, `recode`
+//! down · `reader` up · `io` transfers · `health` on or off
 
 mod buffer;
 mod directory;
@@ -14,6 +14,7 @@ mod health;
 mod io;
 mod rate;
 mod reader;
+mod recode;
 mod recover;
 mod stage;
 #[cfg(test)]
@@ -32,12 +33,13 @@ use crate::index::Index;
 use crate::key::Key;
 use crate::log::{Log, PAGE};
 use crate::progress::Progress;
-use crate::server::Shared;
 use crate::server::fetch::{Landing, Tier, Wanted};
+use crate::server::{CodecChoice, Shared};
 use directory::Directory;
 use health::Health;
 use io::{Io, Pool, Queue, Uring};
 use reader::{Job, Order, Reader};
+use recode::Form;
 use recover::Recovered;
 use writer::{Turn, Writer};
 
@@ -46,9 +48,15 @@ const IDLE: Duration = Duration::from_millis(20);
 /// Promotions planned under one lock.
 const BATCH: usize = 32;
 
-/// Memory the writer stages blocks in.
-pub(crate) fn writer_memory_bytes() -> u64 {
-    stage::Stage::memory_bytes()
+/// Memory the writer stages and codes blocks in, of a store of `dram_bytes`.
+pub(crate) fn writer_memory_bytes(options: &DiskOptions, dram_bytes: u64) -> u64 {
+    let coding = options.codec.map_or(0, |_| recoder_bytes(dram_bytes) as u64);
+    stage::Stage::memory_bytes() + coding
+}
+
+/// Largest container that is coded anew for the disk.
+fn recoder_bytes(dram_bytes: u64) -> usize {
+    (dram_bytes / 64).clamp(1 << 20, 64 << 20) as usize
 }
 
 /// Settings of the disk tier.
@@ -62,12 +70,15 @@ pub struct DiskOptions {
     pub write_bytes_per_s: u64,
     /// Read with threads even where io_uring works.
     pub no_uring: bool,
+    /// How blocks are stored; None writes them as they are in memory.
+    pub codec: Option<CodecChoice>,
 }
 
 /// The tier, as the server holds it.
 pub(crate) struct Disk {
     io: Arc<dyn Io>,
     health: Arc<Health>,
+    form: Arc<Form>,
     orders: Sender<Order>,
     commands: Sender<Command>,
     /// What the threads take over when they start.
@@ -143,6 +154,7 @@ impl Disk {
         Ok(Self {
             io,
             health: Arc::default(),
+            form: Arc::new(Form::new(options.codec)),
             orders,
             commands,
             idle: Mutex::new(Some(idle)),
@@ -179,7 +191,8 @@ impl Disk {
             Arc::clone(shared),
             Arc::clone(&self.io),
             Arc::clone(&self.health),
-            self.options.write_bytes_per_s,
+            Arc::clone(&self.form),
+            &self.options,
             self.max_segments,
         )
     }
@@ -210,10 +223,12 @@ impl Disk {
         let none = Health::default();
         let mut values = this.map_or(&none, |disk| &disk.health).values();
         let bytes = this.map_or(0, |disk| disk.options.bytes);
+        let recoded = this.map_or(0, |disk| disk.form.recoded());
         let (direct, uring) = this.map_or((false, false), |disk| (disk.direct, disk.uring));
         let recovered = this.map_or_else(Recovered::default, |disk| disk.recovered);
         let own = [
             ("nvme_bytes", bytes),
+            ("nvme_recoded", recoded),
             ("nvme_direct_io", u64::from(direct)),
             ("nvme_io_uring", u64::from(uring)),
             ("nvme_recovered_blocks", recovered.blocks),
@@ -223,6 +238,11 @@ impl Disk {
         ];
         values.extend(own.map(|(name, value)| (name.to_owned(), value)));
         values
+    }
+
+    /// How blocks are stored, and why.
+    pub(crate) fn codec_why(&self) -> String {
+        self.form.why()
     }
 
     /// What an operator should know about how the tier runs here.

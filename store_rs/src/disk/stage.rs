@@ -23,6 +23,8 @@ pub(super) struct Stage {
     page_offset: u64,
     dirty: bool,
     pub(super) written: u64,
+    /// Where the last bytes were written, and how many.
+    pub(super) last: (u64, usize),
 }
 
 impl Stage {
@@ -36,6 +38,7 @@ impl Stage {
             page_offset: 0,
             dirty: false,
             written: 0,
+            last: (0, 0),
         }
     }
 
@@ -131,6 +134,7 @@ impl Stage {
         if self.filled > 0 {
             io.write_at(self.offset, &self.bytes[..self.filled])?;
             self.written += self.filled as u64;
+            self.last = (self.offset, self.filled);
             self.filled = 0;
         }
         Ok(())

@@ -11,17 +11,20 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::buffer::Buffer;
 use super::health::{Health, is_no_space};
 use super::io::Io;
 use super::rate::Rate;
+use super::recode::{Form, Recoder};
 use super::stage::{STAGE_BYTES, Stage, offsets, record};
+use super::{DiskOptions, recoder_bytes};
 use crate::block;
 use crate::index::{Demotion, Erased, Tick};
 use crate::key::NO_KEY;
 use crate::log::{EntryId, PAGE, Place};
-use crate::server::Shared;
+use crate::server::{Options, Shared};
 
 /// Most of the arena that is held for writing at once.
 const HELD_SHARE: u64 = 16;
@@ -34,6 +37,8 @@ pub(super) struct Writer {
     shared: Arc<Shared>,
     io: Arc<dyn Io>,
     health: Arc<Health>,
+    form: Arc<Form>,
+    recoder: Recoder,
     stage: Stage,
     rate: Rate,
     max_segments: usize,
@@ -56,13 +61,17 @@ impl Writer {
         shared: Arc<Shared>,
         io: Arc<dyn Io>,
         health: Arc<Health>,
-        write_bytes_per_s: u64,
+        form: Arc<Form>,
+        options: &DiskOptions,
         max_segments: usize,
     ) -> Self {
         let largest = shared.index().ok().and_then(|index| Some(index.log()?.segment_bytes()));
-        let rate = Rate::new(write_bytes_per_s, largest.unwrap_or(0));
+        let rate = Rate::new(options.write_bytes_per_s, largest.unwrap_or(0));
+        let Options { transcode_share, dram_bytes, .. } = shared.options;
+        let recoder = Recoder::new(options.codec, transcode_share, recoder_bytes(dram_bytes));
         let (stage, pending) = (Stage::new(), Vec::new());
-        Self { shared, io, health, stage, rate, max_segments, next_probe: 0, pending }
+        let next_probe = 0;
+        Self { shared, io, health, form, recoder, stage, rate, max_segments, next_probe, pending }
     }
 
     /// Time for the next turn.
@@ -165,6 +174,7 @@ impl Writer {
             }
         }
         outcome = outcome.and_then(|()| self.stage.flush(&*self.io));
+        self.measure();
         for (demotion, entry) in std::mem::take(&mut self.pending) {
             // After an error nobody knows which of them were written whole.
             match &outcome {
@@ -175,13 +185,38 @@ impl Writer {
         outcome.map(|()| went)
     }
 
-    /// Stage one block; None if there is no room for it.
+    /// See at which rate the disk gives back what was just written, if that is asked for.
+    fn measure(&mut self) {
+        let (offset, len) = self.stage.last;
+        if self.recoder.wants(len) {
+            let mut buffer = Buffer::new(len);
+            let begin = Instant::now();
+            if self.io.read_at(offset, &mut buffer).is_ok() {
+                self.recoder.decide(len, begin.elapsed(), &self.form);
+            }
+        }
+    }
+
+    /// Stage one block in the disk's form; None if there is no room for it.
     fn add(&mut self, demotion: &Demotion, make_room: bool) -> io::Result<Option<EntryId>> {
         let at = self.shared.arena.at(demotion.offset, demotion.len as usize);
         // SAFETY: the demotion holds the extent, so that nobody writes it until it is committed.
         let container = unsafe { std::slice::from_raw_parts(at, demotion.len as usize) };
-        let sum = block::sum(container);
-        let Some((entry, place, slot)) = self.append(demotion.len, sum, make_room)? else {
+        let mut recoder = std::mem::take(&mut self.recoder);
+        let form = Arc::clone(&self.form);
+        let added = self.add_as(demotion, recoder.form(container, &form), make_room);
+        self.recoder = recoder;
+        added
+    }
+
+    fn add_as(
+        &mut self,
+        demotion: &Demotion,
+        container: &[u8],
+        make_room: bool,
+    ) -> io::Result<Option<EntryId>> {
+        let (len, sum) = (container.len() as u32, block::sum(container));
+        let Some((entry, place, slot)) = self.append(len, sum, make_room)? else {
             return Ok(None);
         };
         let (offset, page_offset) = self.offsets(&place, slot);

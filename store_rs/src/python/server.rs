@@ -55,7 +55,7 @@ impl StoreServer {
         ingest_bytes_total=None, index_bytes=None, max_leases=65_536, codec="none",
         transcode_share=0.1, transcode_idle_s=2.0, peer=None, nvme_path=None, nvme_bytes=0,
         nvme_write_bytes_per_s=0, nvme_io_uring=true, tenant_bytes=None,
-        tenant_nvme_bytes=None
+        tenant_nvme_bytes=None, nvme_codec=None
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -77,16 +77,20 @@ impl StoreServer {
         nvme_io_uring: bool,
         tenant_bytes: Option<u64>,
         tenant_nvme_bytes: Option<u64>,
+        nvme_codec: Option<&str>,
     ) -> PyResult<Self> {
         let peer = peer.map_or_else(Default::default, |peer| peer.0.clone());
         let codec = CodecChoice::from_name(codec).map_err(|error| raise(py, &error))?;
         let transcode_idle = Duration::try_from_secs_f64(transcode_idle_s)
             .map_err(|error| PyValueError::new_err(format!("transcode_idle_s: {error}")))?;
+        let disk_codec = nvme_codec.map(CodecChoice::from_name).transpose();
+        let disk_codec = disk_codec.map_err(|error| raise(py, &error))?;
         let nvme = nvme_path.map(|path| DiskOptions {
             path,
             bytes: nvme_bytes,
             write_bytes_per_s: nvme_write_bytes_per_s,
             no_uring: !nvme_io_uring,
+            codec: disk_codec,
         });
         let options = Options {
             socket,

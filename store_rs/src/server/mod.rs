@@ -41,6 +41,7 @@ pub use options::{CodecChoice, Options};
 use peers::{PeerTier, Peers};
 use socket::Listener;
 use tune::DramCodec;
+pub(crate) use tune::codec_rate;
 
 /// What the control thread knows of a session.
 pub(crate) struct Peer {
@@ -327,7 +328,12 @@ impl Shared {
         values.extend(self.peers.fetch_time().values("peer_fetch"));
         values.extend(Disk::values(self.disk.as_deref()));
         let tenants = snapshot.tenants.into_iter().map(|row| (row.name, row.bytes, row.blocks));
-        let texts = [("codec", self.codec.name()), ("codec_why", &self.codec.why)];
+        let disk_why = self.disk.as_ref().map_or_else(String::new, |disk| disk.codec_why());
+        let texts = [
+            ("codec", self.codec.name()),
+            ("codec_why", &self.codec.why),
+            ("nvme_codec_why", &disk_why),
+        ];
         Ok(StatsReply {
             values,
             tenants: tenants.collect(),

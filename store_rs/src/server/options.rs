@@ -119,7 +119,8 @@ impl Options {
         }
         let ingest = self.ingest_bytes_total.unwrap_or_else(|| self.default_ingest());
         let index = self.index_bytes.unwrap_or((self.dram_bytes / 64).max(MIB));
-        let staging = self.nvme.as_ref().map_or(0, |_| writer_memory_bytes());
+        let staging =
+            self.nvme.as_ref().map_or(0, |disk| writer_memory_bytes(disk, self.dram_bytes));
         let arena = ingest
             .checked_add(index)
             .and_then(|others| others.checked_add(staging))

@@ -36,7 +36,7 @@ impl DramCodec {
                 let why = "as configured: fast on put, dense once idle".to_owned();
                 Self { on_put: Codec::Fast, when_idle: Some(Codec::Dense), why }
             }
-            CodecChoice::Auto => Self::measured(rate(Codec::None)?, rate(Codec::Fast)?),
+            CodecChoice::Auto => Self::measured(codec_rate(Codec::None)?, codec_rate(Codec::Fast)?),
         })
     }
 
@@ -59,7 +59,7 @@ impl DramCodec {
 }
 
 /// Median rate of verified reads of a sample block under `codec`, in GB/s of raw bytes.
-fn rate(codec: Codec) -> Result<f64> {
+pub(crate) fn codec_rate(codec: Codec) -> Result<f64> {
     let failed = |error| Error::unavailable(format!("measure the codec: {error}"));
     let raw = sample();
     let mut container = vec![0; max_encoded_len(&SAMPLE).unwrap_or(0)];

@@ -22,7 +22,8 @@ fn start(dir: &Path, no_uring: bool) -> (Server, Client) {
     let mut options = Options::new(&socket, 24 * MIB);
     options.ingest_bytes_max = 2 * MIB;
     let (path, bytes) = (dir.join("nvme"), 64 * MIB);
-    options.nvme = Some(DiskOptions { path, bytes, write_bytes_per_s: 0, no_uring });
+    let codec = None;
+    options.nvme = Some(DiskOptions { path, bytes, write_bytes_per_s: 0, no_uring, codec });
     let server = Server::start(options).expect("starts");
     let client = Client::connect(&socket, MIB, false, Duration::from_secs(30)).expect("connects");
     (server, client)

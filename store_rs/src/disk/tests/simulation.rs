@@ -15,8 +15,10 @@ use mooncake_codec::{Codec, Encoder};
 
 use crate::arena::Arena;
 use crate::block::{self, Layout};
+use crate::disk::DiskOptions;
 use crate::disk::health::Health;
 use crate::disk::reader::{Job, Reader};
+use crate::disk::recode::Form;
 use crate::disk::recover::recover;
 use crate::disk::writer::{Turn, Writer};
 use crate::index::{Index, Limits, Lru, Reserve, SessionId};
@@ -78,6 +80,12 @@ fn container(name: u64) -> Vec<u8> {
     container
 }
 
+/// No limit to the rate; the rest is the fake disk's.
+fn options() -> DiskOptions {
+    let path = std::path::PathBuf::new();
+    DiskOptions { path, bytes: 0, write_bytes_per_s: 0, no_uring: true, codec: None }
+}
+
 /// A store over the disk as it is: what a start does.
 fn start(fake: &Fake) -> (Arc<Shared>, Writer, Reader, Arc<Health>, SessionId) {
     let arena = Arena::create(ARENA).expect("memory");
@@ -99,7 +107,9 @@ fn start(fake: &Fake) -> (Arc<Shared>, Writer, Reader, Arc<Health>, SessionId) {
     let shared = Shared::simulated(arena, index);
     let health: Arc<Health> = Arc::default();
     let io: Arc<dyn crate::disk::io::Io> = Arc::new(fake.clone());
-    let writer = Writer::new(Arc::clone(&shared), io, Arc::clone(&health), 0, SEGMENTS);
+    let (form, options) = (Arc::new(Form::new(None)), options());
+    let writer =
+        Writer::new(Arc::clone(&shared), io, Arc::clone(&health), form, &options, SEGMENTS);
     let reader = Reader::new(Box::new(Late::new(fake)), Arc::clone(&health));
     (shared, writer, reader, health, session)
 }
