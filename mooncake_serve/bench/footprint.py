@@ -18,7 +18,6 @@ import argparse
 import os
 import random
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from mooncake_serve.bench.engine import Answer
 from mooncake_serve.bench.report import emit, machine, progress, version
 from mooncake_serve.bench.sessions import Session, Size, Workload
 from mooncake_serve.bench.store import running_store
+from mooncake_serve.bench.store_coded import wait_until_recoded
 from mooncake_serve.config import AppConfig, ModelConfig
 from mooncake_serve.engine.build import build_engine
 from mooncake_serve.engine.core import EngineCore
@@ -39,9 +39,9 @@ from mooncake_serve.store import NodeStore, StoreClient, tenant_salt
 MIB, GIB = 1 << 20, 1 << 30
 INGEST, INDEX = 128 * MIB, 2 * MIB
 WAIT_S = 600.0
-QUICK = Size(documents=2, sessions=3, turns=2, document_tokens=512, answer_tokens=4)
-WARM_UP = Size(documents=1, sessions=1, turns=2, document_tokens=512, answer_tokens=4)
-ZERO_HIT_TOKENS = 1024
+QUICK = Size(documents=2, sessions=3, turns=2)
+WARM_UP = Size(documents=1, sessions=1, turns=2)
+ZERO_HIT_TOKENS, ZERO_HIT_PAIRS = 512, 12
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Measurement:
                 result.cached_tokens += answer.cached_tokens
             engine.flush(WAIT_S)
             if uncapped and ARMS[arm].codec == "dense":
-                _wait_dense(client)
+                wait_until_recoded(client, client.stats()["puts_stored"])
             result.store = client.stats()
         result.answers = [session.answers for session in workload.sessions]
         return result
@@ -271,20 +271,12 @@ class Measurement:
             engine.flush(WAIT_S)
 
         with self._attached(GIB, {"codec": "fast"}):
-            for turn in range(3 if self._options.quick else 25):
+            for turn in range(3 if self._options.quick else ZERO_HIT_PAIRS + 1):
                 pair = [("on", on), ("off", off)]
                 for name, engine in pair if turn % 2 else reversed(pair):
                     measure(name, engine)
         medians = {name: statistics.median(each[1:]) for name, each in seconds.items()}
         return {"store_on_e2e_s": medians["on"], "store_off_e2e_s": medians["off"]}
-
-
-def _wait_dense(client: StoreClient) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while any(row["codec"] == "fast" for row in client.stats()["usage"]):
-        if time.monotonic() > deadline:
-            raise TimeoutError("blocks were not coded again in time")
-        time.sleep(0.05)
 
 
 def _rows(passes: dict[str, Pass], free: dict[str, Pass]) -> dict[str, Any]:

@@ -26,9 +26,9 @@ class Size:
     sessions: int = 6
     """Of each document."""
     turns: int = 4
-    document_tokens: int = 1024
-    question_tokens: int = 32
-    answer_tokens: int = 8
+    document_tokens: int = 512
+    question_tokens: int = 16
+    answer_tokens: int = 4
 
 
 @dataclass
