@@ -200,10 +200,24 @@ fn change_signs(symbols: &mut [u8], lags: &[u8], tokens: impl Iterator<Item = us
     for token in tokens {
         let (before, now) = symbols.split_at_mut(token * channels);
         for (lag, mask) in masks.iter().filter(|(lag, _)| *lag <= token) {
-            let before = &before[(token - lag) * channels..];
-            for ((symbol, before), mask) in now.iter_mut().zip(before).zip(mask) {
-                *symbol ^= before & mask;
-            }
+            flip(&mut now[..channels], &before[(token - lag) * channels..], mask);
         }
+    }
+}
+
+/// Vectors of one size: a compiler that unrolls over a row would leave most of it to its remainder.
+#[inline(always)]
+fn flip(symbols: &mut [u8], before: &[u8], mask: &[u8]) {
+    let (before, mask) = (&before[..symbols.len()], &mask[..symbols.len()]);
+    let (columns, rest) = symbols.as_chunks_mut::<64>();
+    let whole = 64 * columns.len();
+    let others = before.as_chunks::<64>().0.iter().zip(mask.as_chunks::<64>().0);
+    for (symbols, (before, mask)) in columns.iter_mut().zip(others) {
+        for ((symbol, before), mask) in symbols.iter_mut().zip(before).zip(mask) {
+            *symbol ^= before & mask;
+        }
+    }
+    for ((symbol, before), mask) in rest.iter_mut().zip(&before[whole..]).zip(&mask[whole..]) {
+        *symbol ^= before & mask;
     }
 }
