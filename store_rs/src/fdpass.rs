@@ -54,9 +54,13 @@ pub(crate) fn send_with_fds(
     if !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Error::protocol("too many fds for one message"));
     }
-    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
-        .map_err(|error| Error::io("pass shared memory to the client", error))?;
-    send_all(socket, &bytes[sent..])
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(sent) => return send_all(socket, &bytes[sent..]),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(Error::io("pass shared memory to the client", error)),
+        }
+    }
 }
 
 /// Receive some bytes and the fds that came with them, close-on-exec.
@@ -66,9 +70,15 @@ pub(crate) fn recv_with_fds(
 ) -> Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); FD_SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(buffer)];
-    let message = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
-        .map_err(|error| Error::io("wait for the store's welcome", error))?;
+    // A signal ends the wait of a socket with a timeout, whatever its handler asks for.
+    let message = loop {
+        let mut parts = [IoSliceMut::new(&mut *buffer)];
+        match recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(message) => break message,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(Error::io("wait for the store's welcome", error)),
+        }
+    };
     let mut fds = Vec::new();
     for part in control.drain() {
         if let RecvAncillaryMessage::ScmRights(passed) = part {
