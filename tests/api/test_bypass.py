@@ -72,6 +72,37 @@ def routes(app: FastAPI) -> Iterator[str]:
         yield re.sub(r"\{[^}]+\}", "x", getattr(route, "path"))  # noqa: B009
 
 
+def test_no_route_runs_code(front: Front) -> None:
+    """All there is to ask. Whoever adds a route looks at what it lets a caller do."""
+    documents = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+    assert set(routes(front.clients)) - documents == {
+        "/health",
+        "/version",
+        "/v1/models",
+        "/v1/models/x",
+        CHAT,
+        "/v1/completions",
+        "/tokenize",
+        "/detokenize",
+        "/v1/files",
+        "/v1/files/x",
+        "/v1/files/x/content",
+        "/v1/batches",
+        "/v1/batches/x",
+        "/v1/batches/x/cancel",
+    }
+    assert set(routes(front.operators(None))) - documents == {
+        "/metrics",
+        "/tenants",
+        "/replicas",
+        "/keys/reload",
+        "/dashboard",
+        "/dashboard/",
+        "/dashboard/data",
+        "/dashboard/static/x",
+    }
+
+
 def without_a_key(key: str) -> list[tuple[str, ...]]:
     """Header lines that are no key, though some hold one."""
     wrong = f"{key[:-1]}{'a' if key[-1] != 'a' else 'b'}"

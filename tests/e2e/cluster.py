@@ -189,7 +189,8 @@ class Cluster:
             "replicas": {"count": 2, "num_cpus": 0.1},
             "api": {"request_timeout_s": WAIT_S, "state_dir": self._sockets.name},
         }
-        return {name: {**base[name], **sections.get(name, {})} for name in base}
+        named = {**base, **sections}
+        return {name: {**base.get(name, {}), **sections.get(name, {})} for name in named}
 
     def deploy(self, name: str, application: serve.Application, *, wait: bool = True) -> App:
         """Run an application under its own prefix."""

@@ -54,6 +54,14 @@ def test_commands_of_the_readme_exist() -> None:
     assert set(re.findall(r"mooncake-serve ([a-z]+)", text_of("README.md"))) <= known
 
 
+def test_the_readme_names_the_ports_that_ray_opens() -> None:
+    """HAProxy's, which cannot be bound to loopback: whoever runs the application must know them."""
+    shipped = text_of("deployments/app.yaml")
+    ports = re.findall(r"RAY_SERVE_HAPROXY_\w+_PORT: \"(\d+)\"", shipped)
+    assert len(ports) == 2
+    assert not [port for port in ports if port not in text_of("README.md")]
+
+
 def test_the_readme_has_the_place_for_figures() -> None:
     readme = text_of("README.md")
     assert 0 < readme.index("<!-- figures -->") < readme.index("<!-- end of figures -->")
