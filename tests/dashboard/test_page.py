@@ -172,9 +172,9 @@ def shot(page: Any, name: str) -> None:
 
 def test_everything_is_on_the_page(page: Any) -> None:
     text = page.inner_text("main")
-    assert "DRAM: 5.6 GiB of 8.0 GiB in use" in text
+    assert "Memory: 5.6 GiB of 8.0 GiB in use" in text
     assert "Saved: 1.4 GiB by encoding, 21.0 GiB by sharing." in text
-    assert "NVME: 40.0 GiB of 64.0 GiB in use" in text
+    assert "NVMe: 40.0 GiB of 64.0 GiB in use" in text
     assert "Its store does not answer" in text
     assert "does not answer" in page.inner_text("#replicas tr:nth-child(2)")
     assert "00ff00ff00ff00ff" in text

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from mooncake_serve.metrics import store_samples
 from mooncake_serve.ray_metrics import RaySink, Reporter
@@ -69,18 +70,27 @@ def work(one: StoreServer, other: StoreServer) -> None:
 
 
 def test_every_query_finds_series(app: App, tmp_path: Path) -> None:
-    for _ in range(2):
-        assert app.post(PROMPT, replica=0).status_code == 200
+    for replica in (0, 0, 1):  # Computed, found in the pool, loaded from the store.
+        assert app.post(PROMPT, replica=replica).status_code == 200
     assert httpx.get(f"{app.url}/v1/models/of-nobody", timeout=WAIT_S).status_code == 404
     pid = app.store_pid()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: app.post("with a store that is gone, " * 64).status_code == 200)
     asked = {name for query in queries() for name in WORDS.findall(query)}
+    missing = set(asked)
+
+    def all_found() -> bool:
+        missing.intersection_update(asked - set(scrape()))
+        return not missing
+
     with ExitStack() as stack:
         stores = [stack.enter_context(reporting_store(tmp_path, name)) for name in ("a", "b")]
         work(*stores)
-        eventually(lambda: not asked - set(scrape()))
+        try:
+            eventually(all_found)
+        except AssertionError:
+            pytest.fail(f"no series of {sorted(missing)}")
         found = scrape()
     latencies = ("ray_mooncake_nvme_read_seconds_count", "ray_mooncake_peer_fetch_seconds_count")
     for name in latencies:

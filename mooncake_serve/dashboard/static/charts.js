@@ -11,8 +11,8 @@ function axis(format) {
     stroke: () => colour("--faint"),
     grid: { stroke: () => colour("--line"), width: 1 },
     ticks: { stroke: () => colour("--line"), width: 1 },
-    values: format && ((_, ticks) => ticks.map(format)),
-    size: format ? 62 : undefined,
+    // Given as undefined, these would hide uPlot's own, which label the times.
+    ...(format && { values: (_, ticks) => ticks.map(format), size: 62 }),
   };
 }
 

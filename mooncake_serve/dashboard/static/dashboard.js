@@ -4,6 +4,7 @@ import { chart } from "./charts.js";
 
 const PERIOD_MS = 2000;
 const RECENT_S = 300;
+const TIERS = { dram: "Memory", nvme: "NVMe" };
 const STATES = ["resident", "leased", "reserved", "quarantined"];
 
 const $ = (id) => document.getElementById(id);
@@ -108,11 +109,14 @@ function showNode(node) {
     return made;
   }
   for (const tier of node.tiers) {
-    const used = STATES.map((state) => [state, tier.states[state] ?? 0]);
+    const used = STATES.filter((state) => state in tier.states).map((state) => [
+      state,
+      tier.states[state],
+    ]);
     const physical = used.reduce((total, [, value]) => total + value, 0);
-    const name = tier.tier.toUpperCase();
+    const name = TIERS[tier.tier] ?? tier.tier;
     const label = `${name}: ${bytes(physical)} of ${bytes(tier.capacity)} in use`;
-    made.append(element("p", { class: "note" }, label), bar(used, tier.capacity, label));
+    made.append(element("p", { class: "tier" }, label), bar(used, tier.capacity, label));
     const saved = { encoding: tier.saved.codec ?? 0, sharing: tier.saved.sharing ?? 0 };
     const told = Object.entries(saved)
       .filter(([, value]) => value > 0)
