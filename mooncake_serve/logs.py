@@ -3,10 +3,14 @@
 `configure` gives the package's loggers a handler of their own, as text or as JSON.
 `request_context` names the request that the code inside it works for. Messages hold ids, counts and
 times; prompts and answers are never passed to a logger.
+
+Lines are formatted and written on a thread of their own: below Ray Serve stderr is a logger again,
+which walks the caller's stack for each line. The end of the process waits for them.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import sys
@@ -14,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
 from typing import Any, Literal
 
 ROOT = "mooncake_serve"
@@ -74,12 +80,39 @@ class TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+class _Later(QueueHandler):
+    """Passes records on as they are: nothing crosses a process."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record
+
+
+_listener: QueueListener | None = None
+
+
 def configure(style: Style, level: int = logging.INFO) -> None:
     """Send the package's log to stderr in `style`. Calling it again replaces the handler."""
+    global _listener
+    stop()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
-    handler.addFilter(_WithRequest())
+    lines: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    later = _Later(lines)
+    later.addFilter(_WithRequest())
+    _listener = QueueListener(lines, handler)
+    _listener.start()
     logger = logging.getLogger(ROOT)
-    logger.handlers = [handler]
+    logger.handlers = [later]
     logger.propagate = False
     logger.setLevel(level)
+
+
+def stop() -> None:
+    """Write what was logged so far. Nothing later is written until `configure` is called."""
+    global _listener
+    if _listener is not None:
+        _listener.stop()
+        _listener = None
+
+
+atexit.register(stop)

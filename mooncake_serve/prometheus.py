@@ -46,6 +46,7 @@ class PrometheusSink:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._instruments: dict[Metric, Instrument] = {}
+        self._labelled: dict[tuple[Metric, tuple[str, ...]], Instrument] = {}
         self._lock = threading.Lock()
 
     def add(self, metric: Metric, amount: float = 1.0, labels: tuple[str, ...] = ()) -> None:
@@ -86,12 +87,15 @@ class PrometheusSink:
             thread.join()
 
     def _instrument(self, metric: Metric, labels: tuple[str, ...]) -> Instrument:
-        instrument = self._instruments.get(metric)
-        if instrument is None:
-            with self._lock:
-                instrument = self._instruments.get(metric) or self._create(metric)
-                self._instruments[metric] = instrument
-        return instrument.labels(*labels) if labels else instrument
+        found = self._labelled.get((metric, labels))
+        if found is not None:
+            return found
+        with self._lock:
+            instrument = self._instruments.get(metric) or self._create(metric)
+            self._instruments[metric] = instrument
+            found = instrument.labels(*labels) if labels else instrument
+            self._labelled[metric, labels] = found
+        return found
 
     def _create(self, metric: Metric) -> Instrument:
         if metric.kind == "histogram":

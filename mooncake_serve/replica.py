@@ -28,6 +28,7 @@ from mooncake_serve.engine.protocol import (
     GenerationRequest,
     SamplingParams,
 )
+from mooncake_serve.engine.wire import pack
 from mooncake_serve.errors import EngineFailed, RequestError
 from mooncake_serve.load_report import LoadReporter
 from mooncake_serve.metrics import Sample, engine_samples, store_client_samples
@@ -167,15 +168,15 @@ class ModelReplica:
 
     async def generate(
         self, request: GenerationRequest, timeout_s: float, replica: str | None = None
-    ) -> AsyncGenerator[tuple[str, list[Event]]]:
-        """Batches of events with this replica's id. `replica` is the plan, read by the router."""
+    ) -> AsyncGenerator[bytes]:
+        """Messages of `engine/wire.py`. `replica` is the plan, read by the router."""
         del replica
         bounded = replace(request, deadline_s=time.monotonic() + timeout_s)
         with tracing.span("generate", request.traceparent, replica=self._id) as note:
             async with aclosing(stream_events(self._engine, bounded)) as batches:
                 async for events in batches:
                     _describe(note, events[-1])
-                    yield self._id, events
+                    yield pack(self._id, events)
 
     async def stats(self, replica: str | None = None) -> dict[str, Any]:
         """Counters of the engine and of its view of the store; `replica` is for the router."""

@@ -26,7 +26,14 @@ from ray.serve.handle import DeploymentHandle
 
 from mooncake_serve.api.gateway import Codec, Hints, ModelCard
 from mooncake_serve.api.sessions import Sessions
-from mooncake_serve.engine.protocol import Event, FailEvent, FinishEvent, GenerationRequest
+from mooncake_serve.engine.protocol import (
+    Event,
+    FailEvent,
+    FinishEvent,
+    GenerationRequest,
+    TokenEvent,
+)
+from mooncake_serve.engine.wire import unpack
 from mooncake_serve.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
 from mooncake_serve.router import Board, Reservation
 from mooncake_serve.store import block_keys
@@ -34,6 +41,8 @@ from mooncake_serve.store import block_keys
 log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 3
+QUICK_TOKENS = 4096
+"""Their keys are hashed sooner than a thread takes over."""
 REPLICA_WAIT_S = 5.0
 REPLICA_POLL_S = 0.05
 REPLACE_S = 30.0
@@ -54,8 +63,12 @@ class RayGateway:
         codec: Codec,
     ) -> None:
         self._describe = handle.describe
-        # Typed as Any: Ray's stubs do not know that stream=True makes an async generator.
-        self._generate: Any = handle.options(stream=True).generate
+        # Messages are bytes already, which "pickle" takes as they are; the default, cloudpickle,
+        # makes a pickler for each. Typed as Any: Ray's stubs do not know that stream=True makes an
+        # async generator.
+        self._generate: Any = handle.options(
+            stream=True, request_serialization="pickle", response_serialization="pickle"
+        ).generate
         self._board = board
         self._codec = codec
         self._model: dict[str, Any] | None = None
@@ -82,7 +95,10 @@ class RayGateway:
     async def start(self, request: GenerationRequest, timeout_s: float, hints: Hints) -> RayAnswer:
         """Plan a request. It is sent when its events are asked for."""
         model = await self._known_model()
-        keys = await asyncio.to_thread(_keys, request, model)
+        if len(request.token_ids) <= QUICK_TOKENS:
+            keys = _keys(request, model)
+        else:
+            keys = await asyncio.to_thread(_keys, request, model)
         only = self._pinned(hints.pin) or self._running(hints.beside)
         last = self._sessions.last(request.tenant, hints.session)
         reservation = await self.reserve(request, keys, only=only, prefer=last)
@@ -90,7 +106,7 @@ class RayGateway:
         return RayAnswer(self, request, timeout_s, keys, reservation)
 
     def send(self, request: GenerationRequest, timeout_s: float, replica: str) -> Any:
-        """The handle's stream of `(replica, events)`."""
+        """The handle's stream of messages."""
         return self._generate.remote(request, timeout_s, replica=replica)
 
     async def reserve(
@@ -222,13 +238,16 @@ class RayAnswer:
         stream = self._gateway.send(self._request, remaining, replica)
         ended = False
         try:
-            async for self._answered_by, events in stream:
-                self._reservation.first_token()
-                last = events[-1]
+            async for data in stream:
+                message = unpack(data)
+                if self._answered_by is None:
+                    self._answered_by = message.replica
+                    self._reservation.first_token()
+                last = message.events[-1]
+                ended = not isinstance(last, TokenEvent)
                 if isinstance(last, FinishEvent):
                     self._reservation.end(last.usage)
-                ended = isinstance(last, FinishEvent | FailEvent)
-                yield events
+                yield message.events
         finally:
             if not ended:
                 stream.cancel()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from mooncake_serve.api.gateway import Codec
 from mooncake_serve.api.tools import Toolbox, ToolStream
 from mooncake_serve.engine.protocol import FinishEvent, TokenEvent, TokenLogprob, Usage
@@ -19,6 +21,8 @@ from mooncake_serve.engine.protocol import FinishEvent, TokenEvent, TokenLogprob
 DONE = b"data: [DONE]\n\n"
 
 JSON = dict[str, Any]
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,7 @@ class Choice:
 
 def sse(payload: JSON) -> bytes:
     """One server-sent event."""
-    text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
+    return f"data: {_ENCODER.encode(payload)}\n\n".encode()
 
 
 class Frame:
@@ -48,11 +51,11 @@ class Frame:
     def __init__(self, chunk: Callable[[str], JSON]) -> None:
         """`chunk` makes the event's object around a text."""
         written = sse(chunk(self._OPEN))
-        self._before, self._after = written.split(json.dumps(self._OPEN).encode())
+        self._before, self._after = written.split(msgspec.json.encode(self._OPEN))
 
     def fill(self, text: str) -> bytes:
         """The event with this text in it."""
-        return self._before + json.dumps(text, ensure_ascii=False).encode() + self._after
+        return self._before + msgspec.json.encode(text) + self._after
 
 
 def usage_json(usage: Usage) -> JSON:

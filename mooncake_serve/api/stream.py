@@ -176,27 +176,31 @@ class EventStream(Response):
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        opening = b"".join(sse(chunk) for chunk in self._shape.opening())
-        (index, events), ended = self._first, False
-        while not ended:
-            self._observed.events(events)
-            data, ended = self._render(index, events)
-            await _body(send, opening + data)
-            opening = b""
-            if not ended:
-                index, events = await self._next()
-        await _body(send, b"", more=False)
-
-    async def _next(self) -> Batch:
-        """The next batch; whatever goes wrong from here on is an event of the stream."""
         try:
-            ended: Batch = (0, [FailEvent(_cut_short())])
-            return await until(self._deadline, anext(self._batches, ended))
+            last = await until(self._deadline, self._pass_on(send))
         except RequestError as err:
-            return 0, [FailEvent(err)]
+            last = self._failed(err)
         except Exception as err:
             log.exception("a stream failed")
-            return 0, [FailEvent(EngineFailed(f"the stream broke: {type(err).__name__}"))]
+            last = self._failed(EngineFailed(f"the stream broke: {type(err).__name__}"))
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _pass_on(self, send: Send) -> bytes:
+        """Send each batch as it comes, but for the last: its bytes are returned."""
+        opening = b"".join(sse(chunk) for chunk in self._shape.opening())
+        index, events = self._first
+        while True:
+            self._observed.events(events)
+            data, ended = self._render(index, events)
+            data, opening = opening + data, b""
+            if ended:
+                return data
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            batch = await anext(self._batches, None)
+            if batch is None:
+                raise _cut_short()
+            index, events = batch
 
     def _render(self, index: int, events: list[Event]) -> tuple[bytes, bool]:
         parts: list[bytes] = []
@@ -208,8 +212,7 @@ class EventStream(Response):
             try:
                 finish = _finished(event)
             except RequestError as err:
-                self._observed.failed(err)
-                parts.append(sse(err.envelope()))
+                parts.append(self._failed(err))
                 return b"".join(parts), True
             parts += map(sse, self._shape.closing(index, finish))
             self._usages[index] = finish.usage
@@ -218,13 +221,13 @@ class EventStream(Response):
                 return b"".join(parts), True
         return b"".join(parts), False
 
+    def _failed(self, error: RequestError) -> bytes:
+        """Whatever goes wrong after the first byte is an event of the stream."""
+        self._observed.failed(error)
+        return sse(error.envelope())
+
     def _end(self) -> bytes:
         if not self._usage:
             return DONE
         usages = [self._usages[index] for index in range(self._choices)]
         return sse(self._shape.usage(total_usage(usages, self._choices_per_prompt))) + DONE
-
-
-async def _body(send: Send, data: bytes, *, more: bool = True) -> None:
-    if data or not more:
-        await send({"type": "http.response.body", "body": data, "more_body": more})

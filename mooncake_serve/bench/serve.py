@@ -1,7 +1,7 @@
 """`bench serve`: load on a running server, or on one started for it.
 
 Without `--url` it deploys the application of `deployments/app.yaml` on a Ray of its own and ends it
-afterwards.
+afterwards. `--echo` measures the serving path alone (see `bench/echo.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   mooncake-serve bench serve --workload shared-doc --json
   mooncake-serve bench serve --url http://127.0.0.1:8000 --workload multi-turn --concurrency 8
   mooncake-serve bench serve --workload trace --trace conversation.jsonl --scale 0.5 --speed 2
+  mooncake-serve bench serve --echo --json
 """
 WARM_UP_TOKENS = 8
 
@@ -29,9 +30,16 @@ WARM_UP_TOKENS = 8
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 unless requests failed."""
     chosen = _parser().parse_args(argv)
-    result = _loaded(chosen)
+    if chosen.echo:
+        from mooncake_serve.bench import echo
+
+        result = echo.measure(quick=chosen.quick)
+        failed = 0
+    else:
+        result = _loaded(chosen)
+        failed = result["failed"]
     emit({**result, "machine": machine(), "version": version(), "runs": 1})
-    return 1 if result["failed"] else 0
+    return 1 if failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     kinds = ("shared-doc", "multi-turn", "trace")
     parser.add_argument("--workload", choices=kinds, default="shared-doc")
+    parser.add_argument("--echo", action="store_true", help="the serving path without a model")
     parser.add_argument("--url", help="a running server; default: one of its own")
     parser.add_argument("--model", help="default: the server's first")
     parser.add_argument("--api-key")
@@ -69,11 +78,11 @@ def _loaded(chosen: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         url = chosen.url
         if url is None:
-            from mooncake_serve.bench.serving import Serving, shipped_application
+            from mooncake_serve.bench.serving import Serving, shipped_args
 
             serving = stack.enter_context(Serving())
             progress("starting the application of deployments/app.yaml")
-            url = serving.run("bench", shipped_application())
+            url = serving.run("bench", shipped_args())
         return asyncio.run(_run(url, chosen))
 
 

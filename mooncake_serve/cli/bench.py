@@ -45,6 +45,12 @@ def bench_serve(context: typer.Context) -> None:
     _run("serve", context)
 
 
+@app.command("batch", context_settings=PASS_ON)
+def bench_batch(context: typer.Context) -> None:
+    """A batch over shared documents, beside the same jobs in random order without a store."""
+    _run("batch", context)
+
+
 @app.command("codec", context_settings=PASS_ON)
 def bench_codec(context: typer.Context) -> None:
     """Ratio and rates of the lossless codecs on real KV, beside memcpy and other codecs."""

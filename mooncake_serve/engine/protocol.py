@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     import torch
 
@@ -73,16 +75,14 @@ class GenerationRequest:
     """`time.monotonic()` after which the engine gives up; None waits for ever."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Struct, frozen=True, array_like=True):
     """A token and its natural log-probability."""
 
     token_id: int
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(Struct, frozen=True, array_like=True, tag="token"):
     """One generated token. `text` may be empty while a character or stop string is incomplete."""
 
     token_id: int
@@ -91,8 +91,7 @@ class TokenEvent:
     top_logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True, array_like=True):
     """What a request used. `cached_tokens` counts prompt tokens whose KV was not computed."""
 
     prompt_tokens: int
@@ -102,8 +101,7 @@ class Usage:
     cached_store_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FinishEvent:
+class FinishEvent(Struct, frozen=True, array_like=True, tag="finish"):
     """The request ended normally. `text` is what was still held back."""
 
     reason: FinishReason
@@ -111,8 +109,7 @@ class FinishEvent:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FailEvent:
+class FailEvent(Struct, frozen=True, array_like=True, tag="fail"):
     """The request ended in an error; nothing follows."""
 
     error: Exception

@@ -8,9 +8,10 @@ from typing import Literal, NamedTuple, Protocol
 Kind = Literal["counter", "gauge", "histogram"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric family. Counters end in `_total`, times are seconds, sizes bytes."""
+    """One metric family, known by identity. Counters end in `_total`, times are seconds, sizes
+    bytes."""
 
     name: str
     kind: Kind

@@ -12,6 +12,7 @@ import pytest
 from starlette.responses import Response
 
 from mooncake_serve.bench import serve, workloads
+from mooncake_serve.bench.http import Connection
 from mooncake_serve.bench.load import closed_loop, open_loop
 from mooncake_serve.client import AsyncClient
 from mooncake_serve.errors import ConfigError
@@ -117,3 +118,25 @@ def test_the_command_prints_one_object(
     keys = {"workload", "mode", "requests", "failed", "ttft_s", "itl_s", "e2e_s"}
     assert keys | {"output_tok_s", "cached_share", "machine", "version", "runs"} <= set(report)
     assert (report["requests"], report["failed"], report["mode"]) == (16, 0, "closed")
+
+
+class Completing(Script):
+    """A streamed text completion; refuses what says "fail"."""
+
+    async def handle(self, request: Any) -> Response:
+        if "fail" in (await request.json())["prompt"]:
+            return Response("no", 400)
+        texts = ({"choices": [{"index": 0, "text": text}]} for text in "abc")
+        return events(*texts, "[DONE]")
+
+
+async def test_streams_are_parsed_as_they_arrive() -> None:
+    with running(Completing()) as url:
+        async with Connection(url) as connection:
+            sent = connection.encode("/v1/completions", b'{"prompt": "x"}')
+            for _ in range(2):
+                chunks = await connection.stream(sent)
+                assert [chunk.choices[0].text for chunk in chunks] == ["a", "b", "c"]
+            assert (await connection.ask(sent)).count(b"data: ") == 4
+            with pytest.raises(RuntimeError, match="400: b'no'"):
+                await connection.ask(connection.encode("/v1/completions", b'{"prompt": "fail"}'))

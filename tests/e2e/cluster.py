@@ -101,19 +101,25 @@ class App:
 
     def replica_pids(self) -> list[int]:
         """Processes of the model replicas."""
-        title = f"ray::ServeReplica:{self.name}:model"
-        return [process.pid for process in ray_processes() if _title(process).startswith(title)]
+        return self._pids("model")
+
+    def pids(self) -> list[int]:
+        """Processes of the ingress and of the model replicas."""
+        return self._pids("")
 
     def ingress_url(self) -> str:
         """The ingress's own port, behind the proxy."""
-        title = f"ray::ServeReplica:{self.name}:ingress"
-        pids = {process.pid for process in ray_processes() if _title(process).startswith(title)}
+        pids = self._pids("ingress")
         ports = [
             connection.laddr.port
             for connection in psutil.net_connections("tcp")
             if connection.pid in pids and connection.laddr.port in INGRESS_PORTS
         ]
         return f"http://127.0.0.1:{ports[0]}"
+
+    def _pids(self, deployment: str) -> list[int]:
+        title = f"ray::ServeReplica:{self.name}:{deployment}"
+        return [process.pid for process in ray_processes() if _title(process).startswith(title)]
 
     def store_pid(self) -> int | None:
         """Process of the node's store, if one answers."""

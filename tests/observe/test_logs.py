@@ -29,6 +29,7 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
         raise ValueError("boom")
     except ValueError:
         log.exception("failed")
+    logs.stop()
     first, second = map(json.loads, capsys.readouterr().err.splitlines())
     assert (first["request_id"], first["message"], first["tokens"]) == ("req-1", "answered 200", 5)
     assert first["level"] == "info"
@@ -42,5 +43,6 @@ def test_text_lines(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("text")
     with logs.request_context("req-2"):
         log.warning("slow", extra={"fields": {"seconds": 3}})
+    logs.stop()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("warning req-2 slow seconds=3")

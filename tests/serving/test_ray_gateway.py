@@ -25,6 +25,7 @@ from mooncake_serve.engine.protocol import (
     TokenEvent,
     Usage,
 )
+from mooncake_serve.engine.wire import pack
 from mooncake_serve.errors import EngineFailed, InvalidRequest, Overloaded, Unavailable
 from mooncake_serve.router import Board, Work
 from mooncake_serve.store import block_keys
@@ -60,7 +61,7 @@ class Stream:
     def __aiter__(self) -> Stream:
         return self
 
-    async def __anext__(self) -> tuple[str, list[Event]]:
+    async def __anext__(self) -> bytes:
         step = next(self._steps, None)
         if isinstance(step, Exception):
             raise step
@@ -68,7 +69,7 @@ class Stream:
             if self._hang:
                 await asyncio.Event().wait()
             raise StopAsyncIteration
-        return self._replica, step
+        return pack(self._replica, step)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -84,8 +85,9 @@ class Handle:
         self.describe_error: Exception | None = None
         self.describe = self.generate = self
 
-    def options(self, *, stream: bool) -> Handle:
+    def options(self, *, stream: bool, **serialization: str) -> Handle:
         assert stream
+        assert set(serialization.values()) == {"pickle"}
         return self
 
     def remote(self, *args: Any, replica: str = "") -> Any:
