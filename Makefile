@@ -16,7 +16,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-slow test-gpu fault fault-nightly loom check audit docs bench figures build format lint rust-test manifests clean
+.PHONY: help demo serve test test-slow test-gpu fault fault-nightly soak fuzz loom check audit docs bench figures build format lint rust-test manifests clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -45,11 +45,18 @@ fault: build ## processes killed at the worst moments, disks that fail; SEED=n r
 fault-nightly: build ## ten thousand histories of the store on a disk that fails
 	@MOONCAKE_SEEDS=10000 cargo test -q --release -p mooncake_store --lib no_history
 
+soak: build ## half an hour of mixed load with random kills; DURATION=120 for less, SEED=n replays
+	@$(BIN)/python -m tests.store.soak --seconds $(or $(DURATION),1800) $(if $(SEED),--seed $(SEED))
+
+fuzz: ## damaged inputs to every decoder; cargo-fuzz goes on from there, see store_rs/fuzz
+	@for target in wire record container; do cargo run -q --release \
+	  --manifest-path store_rs/fuzz/Cargo.toml --target-dir target/fuzz --bin $$target || exit 1; done
+
 loom: ## every interleaving of the cluster index's lock-free protocols
 	@RUSTFLAGS="--cfg loom" cargo test -q --release --manifest-path store_rs/loom/Cargo.toml \
 	  --target-dir target/loom
 
-check: lint rust-test test docs ## all that CI runs
+check: lint rust-test fuzz test docs ## all that CI runs
 
 audit: build ## known vulnerabilities of what we build on; needs cargo-deny and the internet
 	cargo deny check

@@ -277,7 +277,8 @@ class StoreServer:
     in a small store). `index_bytes` bounds the number of blocks at 128 bytes each (None: 1/64 of
     the memory). A client that puts takes two of `max_sessions`, and one more where there is a disk.
     `codec` is none, fast, dense or auto; dense codes blocks again that were unused for
-    `transcode_idle_s`, with `transcode_share` of one core.
+    `transcode_idle_s`, with `transcode_share` of one core. `eviction` is ours (recency, corrected
+    by the learnt odds of being used again) or lru.
 
     `nvme_path` is a directory for blocks that memory has no room for, at most `nvme_bytes` of it,
     written at `nvme_write_bytes_per_s` (0: no limit), read with io_uring where the kernel has it.
@@ -300,6 +301,7 @@ class StoreServer:
         index_bytes: int | None = None,
         max_leases: int = 65536,
         codec: str = "none",
+        eviction: str = "ours",
         transcode_share: float = 0.1,
         transcode_idle_s: float = 2.0,
         peer: PeerSettings | None = None,
@@ -369,12 +371,31 @@ class StoreServer:
     ) -> None: ...
 
 @final
+class Hint:
+    """What a caller knows about the next use of its blocks; soft, and learnt how far to trust.
+
+    `priority` is -100 (let these go first) to 100 (keep these). `session_end`: no request follows
+    in this conversation. `expected_reuse_s`: they will be wanted again after so many seconds; 0 if
+    unknown.
+    """
+
+    def __new__(
+        cls, *, priority: int = 0, session_end: bool = False, expected_reuse_s: int = 0
+    ) -> Self: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def session_end(self) -> bool: ...
+    @property
+    def expected_reuse_s(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
 class StoreClient:
     """A blocking, thread-safe client of the node's store.
 
     Each call returns or raises within `timeout_s` (default: that of `connect`). After a timeout or
     a broken connection every call raises StoreUnavailable: connect anew. `tenant` is for
-    accounting only.
+    accounting only, `hint` moves the blocks' place in the order of eviction.
     """
 
     @staticmethod
@@ -390,11 +411,21 @@ class StoreClient:
         `prefault` maps the arena's pages in the background, so that first reads run at full speed.
         """
     def match(
-        self, keys: Iterable[bytes], tenant: str = "", *, timeout_s: float | None = None
+        self,
+        keys: Iterable[bytes],
+        tenant: str = "",
+        *,
+        hint: Hint | None = None,
+        timeout_s: float | None = None,
     ) -> int:
         """How many of `keys`, from the first, are present."""
     def lease(
-        self, keys: Iterable[bytes], tenant: str = "", *, timeout_s: float | None = None
+        self,
+        keys: Iterable[bytes],
+        tenant: str = "",
+        *,
+        hint: Hint | None = None,
+        timeout_s: float | None = None,
     ) -> list[Lease | None]:
         """Lease blocks in place; None stands for one that is absent."""
     def read_into(
@@ -403,6 +434,7 @@ class StoreClient:
         buffers: Iterable[Buffer],
         tenant: str = "",
         *,
+        hint: Hint | None = None,
         timeout_s: float | None = None,
     ) -> int:
         """Copy the leading present blocks into writable buffers, verified; how many were.
@@ -416,6 +448,7 @@ class StoreClient:
         buffers: Iterable[Buffer],
         tenant: str = "",
         *,
+        hint: Hint | None = None,
         timeout_s: float | None = None,
     ) -> Reading:
         """Lease the leading present blocks, to be read plane by plane into writable buffers.
@@ -430,6 +463,7 @@ class StoreClient:
         shape: BlockShape,
         tenant: str = "",
         *,
+        hint: Hint | None = None,
         timeout_s: float | None = None,
     ) -> list[str]:
         """Store blocks; for each "stored", "present" or "refused: <reason>".

@@ -129,6 +129,9 @@ class StoreSettings(Section):
     """How blocks are stored in DRAM: as they are; fast, a third smaller and read at memory speed;
     dense, fast on put and smallest once idle; auto, fast where this machine decodes as fast as it
     copies."""
+    eviction: Literal["ours", "lru"] = "ours"
+    """Which block goes when there is no room: by recency, corrected by how often blocks of its kind
+    were used again; or the least recently used."""
     max_sessions: int = Field(default=64, ge=1, le=4096)
     socket_dir: str | None = None
     """Directory of the Unix socket, mode 0700; None picks one under the runtime directory."""
@@ -149,6 +152,7 @@ class StoreSettings(Section):
             "ingest_bytes_max": int(self.ingest),
             "max_sessions": self.max_sessions,
             "codec": self.codec,
+            "eviction": self.eviction,
         }
         if self.tenant_dram:
             options["tenant_bytes"] = int(self.tenant_dram)

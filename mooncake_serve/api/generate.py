@@ -27,6 +27,7 @@ from mooncake_serve.api.shapes import ChatShape, Shape, TextShape, total_usage
 from mooncake_serve.api.stream import Batch, EventStream, collect, first_batch, merge
 from mooncake_serve.api.tenancy import Tenant, salted
 from mooncake_serve.engine.protocol import GenerationRequest, SamplingParams
+from mooncake_serve.store import Hint
 
 PREPARE_THREADS = 2
 QUICK_BYTES = 4096
@@ -184,4 +185,15 @@ def _request(
         tenant_salt=salted(tenant, body.cache_salt),
         priority=body.priority,
         reuse=body.reuse == "auto",
+        hint=_hint(body),
+    )
+
+
+def _hint(body: ChatBody | CompletionBody) -> Hint | None:
+    if not (body.session_end or body.expected_reuse_s or body.cache_priority):
+        return None
+    return Hint(
+        priority=body.cache_priority,
+        session_end=body.session_end,
+        expected_reuse_s=body.expected_reuse_s,
     )

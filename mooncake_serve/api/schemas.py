@@ -68,6 +68,12 @@ class Generation(Body):
     """Turns of one conversation: among equally good replicas, the one that answered last."""
     reuse: Literal["auto", "none"] = "auto"
     """none: this prompt will not come again, keep it out of the store."""
+    session_end: bool = False
+    """No turn follows in this conversation: its blocks may go first."""
+    expected_reuse_s: int = Field(default=0, ge=0, le=10_000_000)
+    """When this prompt's blocks will be wanted again; 0 if unknown."""
+    cache_priority: int = Field(default=0, ge=-100, le=100)
+    """How much to keep this prompt's blocks, against others' of their kind."""
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Generation:

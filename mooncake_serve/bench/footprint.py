@@ -93,21 +93,29 @@ class ChosenStore:
         """See `NodeStore`."""
         return self.current.match(keys, tenant) if self.current else 0
 
-    def read_into(self, keys: Any, buffers: Any, tenant: str = "") -> int:
+    def read_into(self, keys: Any, buffers: Any, tenant: str = "", hint: Any = None) -> int:
         """See `NodeStore`."""
-        return self.current.read_into(keys, buffers, tenant) if self.current else 0
+        return self.current.read_into(keys, buffers, tenant, hint) if self.current else 0
 
     def open(
-        self, keys: Any, buffers: Any, tenant: str = ""
+        self, keys: Any, buffers: Any, tenant: str = "", hint: Any = None
     ) -> AbstractContextManager[Reading | None]:
         """See `NodeStore`."""
-        return self.current.open(keys, buffers, tenant) if self.current else nullcontext()
+        return self.current.open(keys, buffers, tenant, hint) if self.current else nullcontext()
 
-    def put(self, keys: Any, parents: Any, buffers: Any, shape: Any, tenant: str = "") -> list[str]:
+    def put(
+        self,
+        keys: Any,
+        parents: Any,
+        buffers: Any,
+        shape: Any,
+        tenant: str = "",
+        hint: Any = None,
+    ) -> list[str]:
         """See `NodeStore`."""
         if self.current is None:
             return ["refused: no store"] * len(keys)
-        return self.current.put(keys, parents, buffers, shape, tenant)
+        return self.current.put(keys, parents, buffers, shape, tenant, hint)
 
 
 @dataclass

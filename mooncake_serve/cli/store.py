@@ -61,6 +61,7 @@ def run(
         str | None, typer.Option(help="host:port where Prometheus may ask for its counters.")
     ] = None,
     codec: Annotated[str, typer.Option(help="none, fast, dense or auto.")] = "auto",
+    eviction: Annotated[str, typer.Option(help="ours or lru.")] = "ours",
     nvme: Annotated[Path | None, typer.Option(help="Directory for blocks on local disk.")] = None,
     nvme_bytes: Annotated[str, typer.Option(help="Hard cap of that directory.")] = "16GiB",
     nvme_write: Annotated[str, typer.Option(help="Most written to it a second.")] = "256MiB",
@@ -87,6 +88,7 @@ def run(
         ingest_bytes_max=parse_size("--ingest", ingest),
         max_sessions=max_sessions,
         codec=codec,
+        eviction=eviction,
         **disk,
     )
     ended = threading.Event()

@@ -20,6 +20,8 @@ from msgspec import Struct
 if TYPE_CHECKING:
     import torch
 
+    from mooncake_serve._store import Hint
+
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -69,6 +71,8 @@ class GenerationRequest:
     """Lower goes first; equals go in the order they came."""
     reuse: bool = True
     """False keeps the prompt's blocks out of the store: nobody will ask for them again."""
+    hint: Hint | None = None
+    """What is known about the next use of the prompt's blocks."""
     traceparent: str = ""
     """The span it belongs to, by W3C; empty while tracing is off."""
     deadline_s: float | None = None

@@ -17,10 +17,14 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mooncake_serve.engine.pool import BlockPool
 from mooncake_serve.engine.protocol import WorkItem
 from mooncake_serve.engine.sequence import Phase, Sequence
+
+if TYPE_CHECKING:
+    from mooncake_serve._store import Hint
 
 KeysOf = Callable[[bytes, list[int]], list[bytes]]
 """(tenant salt, tokens) to the keys of all their full blocks."""
@@ -53,6 +57,7 @@ class Completed:
     key: bytes
     parent: bytes | None
     tenant: str
+    hint: Hint | None = None
     again: bool = False
     """It was offered before; the store has it unless it forgot, refused or was away."""
 
@@ -365,7 +370,8 @@ class Scheduler:
         self, sequence: Sequence, index: int, block: int, *, again: bool = False
     ) -> Completed:
         parent = sequence.keys[index - 1] if index else None
-        return Completed(block, sequence.keys[index], parent, sequence.request.tenant, again)
+        request = sequence.request
+        return Completed(block, sequence.keys[index], parent, request.tenant, request.hint, again)
 
     def _unclaim(self, sequence: Sequence, key: bytes) -> None:
         if self._claims.get(key) is sequence:

@@ -21,7 +21,7 @@ from mooncake_serve.engine.protocol import Backend, LayeredBackend, LayerGate
 from mooncake_serve.engine.scheduler import Completed, Load
 
 if TYPE_CHECKING:
-    from mooncake_serve._store import BlockShape
+    from mooncake_serve._store import BlockShape, Hint
 
 
 class Reading(Protocol):
@@ -47,13 +47,21 @@ class BlockStore(Protocol):
         ...
 
     def read_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], tenant: str = ""
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        tenant: str = "",
+        hint: Hint | None = None,
     ) -> int:
         """Fill the leading buffers with verified bytes; how many were filled."""
         ...
 
     def open(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], tenant: str = ""
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        tenant: str = "",
+        hint: Hint | None = None,
     ) -> AbstractContextManager[Reading | None]:
         """Leading present blocks, to be read plane by plane; None when the store is away."""
         ...
@@ -65,6 +73,7 @@ class BlockStore(Protocol):
         buffers: Sequence[memoryview],
         shape: BlockShape,
         tenant: str = "",
+        hint: Hint | None = None,
     ) -> list[str]:
         """Store blocks; per block "stored", "present" or "refused: reason"."""
         ...
@@ -115,8 +124,7 @@ class Loader:
             return loaded
 
     def _read_blocks(self, load: Load) -> int:
-        tenant = load.sequence.request.tenant
-        count = self._store.match(load.keys, tenant)
+        count = self._store.match(load.keys, load.sequence.request.tenant)
         if count == 0:
             return 0
         keys, blocks = load.keys[:count], load.blocks[:count]
@@ -129,19 +137,20 @@ class Loader:
     def _read_staged(self, load: Load, keys: Sequence[bytes]) -> int:
         if self._staging is None:
             self._staging = self._backend.make_staging()
+        staging, request = [self._staging], load.sequence.request
         for index, (key, block) in enumerate(zip(keys, load.blocks, strict=False)):
-            if self._store.read_into([key], [self._staging], load.sequence.request.tenant) == 0:
+            if self._store.read_into([key], staging, request.tenant, request.hint) == 0:
                 return index
             self._backend.write_block(block, self._staging)
         return len(keys)
 
     def _read_in_place(self, load: Load, keys: Sequence[bytes], views: Sequence[memoryview]) -> int:
         """Each read waits for blocks on their way here as long as it may; go on while they come."""
-        read = 0
+        read, request = 0, load.sequence.request
         if len(keys) == len(load.keys) and isinstance(self._backend, LayeredBackend):
             read = self._read_layers(load, views, self._backend.make_gate())
         while read < len(keys):
-            more = self._store.read_into(keys[read:], views[read:], load.sequence.request.tenant)
+            more = self._store.read_into(keys[read:], views[read:], request.tenant, request.hint)
             if more == 0:
                 break
             read += more
@@ -150,8 +159,9 @@ class Loader:
     def _read_layers(self, load: Load, views: Sequence[memoryview], gate: LayerGate) -> int:
         """Layer by layer; whatever happens, the forward behind the gate does not wait for ever."""
         wanted = left = len(views)
+        request = load.sequence.request
         try:
-            with self._store.open(load.keys, views, load.sequence.request.tenant) as reading:
+            with self._store.open(load.keys, views, request.tenant, request.hint) as reading:
                 for layer in range(self._backend.layout.layers):
                     left = 0 if reading is None else reading.read_planes(2 * layer, 2 * layer + 2)
                     if left < wanted:
@@ -236,8 +246,9 @@ class Publisher:
 
     def _put(self, block: Completed) -> None:
         data = self._backend.read_block(block.block)
-        tenant = block.tenant
-        answer = self._store.put([block.key], [block.parent], [data], self._shape, tenant)
+        answer = self._store.put(
+            [block.key], [block.parent], [data], self._shape, block.tenant, block.hint
+        )
         if answer[0] in {"stored", "present"}:
             self.published += 1
         else:

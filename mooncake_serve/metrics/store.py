@@ -275,7 +275,7 @@ LATENCIES = {"nvme_read_us": NVME_READ_TIME, "peer_fetch_us": PEER_FETCH_TIME}
 """Histograms, by what the names of their values begin with."""
 
 UNMETERED = frozenset(
-    {"epoch", "pid", "tenants", "usage", "codec", "codec_why", "nvme_codec_why", "node"}
+    {"epoch", "pid", "tenants", "usage", "codec", "codec_why", "nvme_codec_why", "eviction", "node"}
 )
 """Entries of `stats()` that identify or explain rather than measure, or have no bounded labels."""
 

@@ -12,6 +12,7 @@
 from mooncake_serve._store import (
     BlockShape,
     ClusterView,
+    Hint,
     Lease,
     PeerSettings,
     StoreClient,
@@ -24,6 +25,7 @@ from mooncake_serve.store.node import NodeStore, NodeStoreStats
 __all__ = [
     "BlockShape",
     "ClusterView",
+    "Hint",
     "Lease",
     "NodeStore",
     "NodeStoreStats",

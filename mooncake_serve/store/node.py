@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mooncake_serve._store import BlockShape, Reading, StoreClient
+from mooncake_serve._store import BlockShape, Hint, Reading, StoreClient
 from mooncake_serve.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -100,7 +100,13 @@ class NodeStore:
         self._count(matches=1, matched_blocks=matched or 0)
         return matched or 0
 
-    def read_into(self, keys: Sequence[bytes], buffers: Sequence[Buffer], tenant: str = "") -> int:
+    def read_into(
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[Buffer],
+        tenant: str = "",
+        hint: Hint | None = None,
+    ) -> int:
         """Leading blocks copied into `buffers` and verified; buffers after them hold garbage.
 
         Gives up after max(0.25 s, bytes / 0.5 GB/s).
@@ -109,7 +115,7 @@ class NodeStore:
         timeout_s = max(READ_TIMEOUT_MIN_S, sum(sizes) / READ_BYTES_PER_S_MIN)
         begun = time.monotonic()
         read = self._call(
-            lambda client: client.read_into(keys, buffers, tenant, timeout_s=timeout_s)
+            lambda client: client.read_into(keys, buffers, tenant, hint=hint, timeout_s=timeout_s)
         )
         read_bytes = sum(sizes[: read or 0])
         if read_bytes:
@@ -119,7 +125,11 @@ class NodeStore:
 
     @contextmanager
     def open(
-        self, keys: Sequence[bytes], buffers: Sequence[Buffer], tenant: str = ""
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[Buffer],
+        tenant: str = "",
+        hint: Hint | None = None,
     ) -> Iterator[Reading | None]:
         """Leading present blocks, to be read plane by plane; None without a store.
 
@@ -127,7 +137,9 @@ class NodeStore:
         """
         sizes = [memoryview(buffer).nbytes for buffer in buffers]
         timeout_s = max(READ_TIMEOUT_MIN_S, sum(sizes) / READ_BYTES_PER_S_MIN)
-        reading = self._call(lambda client: client.open(keys, buffers, tenant, timeout_s=timeout_s))
+        reading = self._call(
+            lambda client: client.open(keys, buffers, tenant, hint=hint, timeout_s=timeout_s)
+        )
         if reading is None:
             yield None
             return
@@ -175,11 +187,12 @@ class NodeStore:
         buffers: Sequence[Buffer],
         shape: BlockShape,
         tenant: str = "",
+        hint: Hint | None = None,
     ) -> list[str]:
         """Store blocks: "stored", "present" or "refused: <reason>" for each, within 2 s."""
         statuses = self._call(
             lambda client: client.put(
-                keys, parents, buffers, shape, tenant, timeout_s=PUT_TIMEOUT_S
+                keys, parents, buffers, shape, tenant, hint=hint, timeout_s=PUT_TIMEOUT_S
             )
         )
         if statuses is None:

@@ -64,7 +64,11 @@ class DictStore:
         return next((n for n, key in enumerate(keys) if key not in self.blocks), len(keys))
 
     def read_into(
-        self, keys: Sequence[bytes], buffers: Sequence[memoryview], tenant: str = ""
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        tenant: str = "",
+        hint: object = None,
     ) -> int:
         count = self.match(keys)
         for key, buffer in zip(keys[:count], buffers, strict=False):
@@ -73,7 +77,13 @@ class DictStore:
         return count
 
     @contextmanager
-    def open(self, keys: Sequence[bytes], buffers: Sequence[memoryview], tenant: str = ""):
+    def open(
+        self,
+        keys: Sequence[bytes],
+        buffers: Sequence[memoryview],
+        tenant: str = "",
+        hint: object = None,
+    ):
         yield DictReading([self.blocks[key] for key in keys[: self.match(keys)]], buffers, self)
 
     def put(
@@ -83,6 +93,7 @@ class DictStore:
         buffers: Sequence[memoryview],
         shape: object,
         tenant: str = "",
+        hint: object = None,
     ) -> list[str]:
         answers = []
         self.planes = getattr(shape, "planes", 1)

@@ -24,7 +24,7 @@ HELLO, MATCH, LEASE, RELEASE, PUT = 1, 2, 3, 4, 6
 FAILED = 255
 
 
-def frame(op: int, payload: bytes = b"", *, version: int = 2, seq: int = 7) -> bytes:
+def frame(op: int, payload: bytes = b"", *, version: int = 3, seq: int = 7) -> bytes:
     return struct.pack("<IBBHQ", len(payload), version, op, 0, seq) + payload
 
 
@@ -53,10 +53,10 @@ def answer(raw: sockets.socket) -> tuple[int, bytes]:
     "garbage",
     [
         frame(99),
-        frame(MATCH, b"\x00\xff\xff\xff\xff"),
-        frame(MATCH, b"\x02\xff\xfe" + struct.pack("<I", 0)),
-        frame(LEASE, bytes(10) + struct.pack("<I", 8193) + bytes(32)),
-        struct.pack("<IBBHQ", 1 << 30, 2, MATCH, 0, 0),
+        frame(MATCH, bytes(7) + b"\xff\xff\xff\xff"),
+        frame(MATCH, bytes(6) + b"\x02\xff\xfe" + struct.pack("<I", 0)),
+        frame(LEASE, bytes(16) + struct.pack("<I", 8193) + bytes(32)),
+        struct.pack("<IBBHQ", 1 << 30, 3, MATCH, 0, 0),
         frame(HELLO, struct.pack("<Q", 0)),
         frame(RELEASE, struct.pack("<I", 1) + bytes(7)),
         os.urandom(64),
@@ -132,7 +132,7 @@ def test_requests_before_hello_and_foreign_tokens_change_nothing(
     held = client.lease(keys)
     raw = sockets.socket(sockets.AF_UNIX)
     raw.connect(str(server.socket))
-    raw.sendall(frame(MATCH, b"\x00" + struct.pack("<I", 0)))
+    raw.sendall(frame(MATCH, bytes(7) + struct.pack("<I", 0)))
     assert answer(raw)[0] == FAILED
     raw.close()
     raw, fds = hello(server.socket)
@@ -171,7 +171,7 @@ def test_blocks_outside_the_put_buffer_are_refused(
     shape = struct.pack("<BIII", 0, 1, 1, 4096)
     for offset in (1 << 16, (1 << 16) - 4095, (1 << 64) - 1):
         item = bytes([1]) * 32 + bytes(32) + struct.pack("<Q", offset)
-        raw.sendall(frame(PUT, shape + b"\x00" + struct.pack("<I", 1) + item))
+        raw.sendall(frame(PUT, shape + bytes(7) + struct.pack("<I", 1) + item))
         op, message = answer(raw)
         assert (op, message[0]) == (FAILED, 0)
         assert b"outside the put buffer" in message
@@ -189,7 +189,7 @@ def test_a_session_that_broke_the_protocol_is_quarantined_until_its_process_is_d
     child = os.fork()
     if child == 0:
         raw, _ = hello(server.socket)
-        raw.sendall(frame(LEASE, bytes(10) + struct.pack("<I", 1) + keys[0]))
+        raw.sendall(frame(LEASE, bytes(16) + struct.pack("<I", 1) + keys[0]))
         answer(raw)
         raw.sendall(frame(99))
         raw.close()

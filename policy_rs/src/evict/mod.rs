@@ -12,6 +12,7 @@
 //! A cache in which everything is pinned has no victim: `victim` returns `None` and the owner
 //! refuses the put.
 
+mod appraiser;
 mod arc;
 mod forest;
 mod ghost;
@@ -23,6 +24,7 @@ mod s3fifo;
 
 use std::str::FromStr;
 
+pub use appraiser::{Appraiser, Trace};
 pub use arc::Arc;
 pub use forest::{BlockId, Forest, Rank};
 pub use lru::Lru;

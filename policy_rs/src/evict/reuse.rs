@@ -94,6 +94,11 @@ impl Class {
         };
         Self(self.0 | hint)
     }
+
+    /// The same in place of the hint it has.
+    pub(super) fn rehinted(self, strength: f32) -> Self {
+        Self(self.kind()).with_hint(strength)
+    }
 }
 
 /// Entries after which the counts are halved.

@@ -23,14 +23,14 @@ fn a_class_never_holds_an_extent_below_what_it_serves() {
 
 #[test]
 fn everything_freed_is_one_extent_again() {
-    let mut alloc = Allocator::new(1 << 20);
-    let ids: Vec<_> = (0..16).map(|_| alloc.allocate(60_000).expect("room")).collect();
-    assert_eq!(alloc.allocate(60_000 + 4096 * 16), None);
+    let mut alloc = Allocator::<u8>::new(1 << 20);
+    let ids: Vec<_> = (0..16).map(|_| alloc.allocate(60_000, GRANULE, 7).expect("room")).collect();
+    assert_eq!(alloc.allocate(60_000 + 4096 * 16, GRANULE, 7), None);
     for id in ids.iter().step_by(2).chain(ids.iter().skip(1).step_by(2)) {
         alloc.free(*id);
         alloc.check();
     }
-    let whole = alloc.allocate(1 << 20).expect("one extent");
+    let whole = alloc.allocate(1 << 20, GRANULE, 7).expect("one extent");
     assert_eq!(alloc.offset(whole), 0);
     assert_eq!(alloc.free_bytes(), 0);
 }
@@ -38,23 +38,23 @@ fn everything_freed_is_one_extent_again() {
 #[test]
 #[should_panic(expected = "freed twice")]
 fn a_double_free_is_caught() {
-    let mut alloc = Allocator::new(1 << 20);
-    let id = alloc.allocate(1000).expect("room");
-    let _keep = alloc.allocate(1000).expect("room");
+    let mut alloc = Allocator::<u8>::new(1 << 20);
+    let id = alloc.allocate(1000, GRANULE, 7).expect("room");
+    let _keep = alloc.allocate(1000, GRANULE, 7).expect("room");
     alloc.free(id);
     alloc.free(id);
 }
 
 #[test]
 fn what_is_shrunk_away_is_free_again() {
-    let mut alloc = Allocator::new(1 << 20);
-    let id = alloc.allocate(1 << 20).expect("all of it");
+    let mut alloc = Allocator::<u8>::new(1 << 20);
+    let id = alloc.allocate(1 << 20, GRANULE, 7).expect("all of it");
     assert_eq!(alloc.largest_free(), 0);
     assert_eq!(alloc.shrink(id, 1 << 20), 0);
     assert_eq!(alloc.shrink(id, 300_000), (1 << 20) - alloc.size(id));
     assert!(alloc.size(id) >= 300_000);
     alloc.check();
-    let rest = alloc.allocate(700_000).expect("room behind it");
+    let rest = alloc.allocate(700_000, GRANULE, 7).expect("room behind it");
     alloc.free(id);
     alloc.free(rest);
     assert_eq!(alloc.largest_free(), 1 << 20);
@@ -81,13 +81,13 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 proptest! {
     #[test]
     fn random_work_keeps_the_invariants(ops in ops()) {
-        let mut alloc = Allocator::new(4 << 20);
+        let mut alloc = Allocator::<u8>::new(4 << 20);
         let mut held: Vec<ExtentId> = Vec::new();
         for op in ops {
             match op {
                 Op::Take(bytes) => {
                     let align = if bytes % 2 == 0 { GRANULE } else { 4096 };
-                    if let Some(id) = alloc.allocate_aligned(bytes, align) {
+                    if let Some(id) = alloc.allocate(bytes, align, 7) {
                         prop_assert!(alloc.size(id) >= bytes);
                         prop_assert_eq!(alloc.offset(id) % align, 0);
                         held.push(id);

@@ -22,7 +22,7 @@ use crate::arena::ArenaView;
 use crate::cluster::{ClusterView, Load};
 use crate::error::{Error, Result};
 use crate::key::{KEY_BYTES, Key, NO_KEY};
-use crate::wire::{LeaseEntry, MAX_ITEMS, MAX_TENANT, Reply, Request, StatsReply};
+use crate::wire::{Caller, LeaseEntry, MAX_ITEMS, MAX_TENANT, Reply, Request, StatsReply};
 use connection::{Connection, unexpected};
 pub use deadline::Deadline;
 pub use lease::Lease;
@@ -92,11 +92,16 @@ impl Client {
     }
 
     /// How many of `keys`, from the first, are present.
-    pub fn match_prefix(&self, keys: &[Key], tenant: &str, deadline: Deadline) -> Result<usize> {
-        check_tenant(tenant)?;
+    pub fn match_prefix<'a>(
+        &self,
+        keys: &[Key],
+        caller: impl Into<Caller<'a>>,
+        deadline: Deadline,
+    ) -> Result<usize> {
+        let caller = checked(caller)?;
         let mut matched = 0;
         for keys in keys.chunks(MAX_ITEMS) {
-            let request = Request::Match { tenant, keys };
+            let request = Request::Match { caller, keys };
             let run = self.reader.call(&request, deadline, count)?;
             matched += run;
             if run < keys.len() {
@@ -107,15 +112,16 @@ impl Client {
     }
 
     /// Lease every present block of `keys`; None stands for an absent one.
-    pub fn lease(
+    pub fn lease<'a>(
         &self,
         keys: &[Key],
-        tenant: &str,
+        caller: impl Into<Caller<'a>>,
         deadline: Deadline,
     ) -> Result<Vec<Option<Lease>>> {
+        let caller = checked(caller)?;
         let mut leases = Vec::with_capacity(keys.len());
         for keys in keys.chunks(MAX_ITEMS) {
-            leases.extend(self.lease_some(keys, tenant, None, deadline)?);
+            leases.extend(self.lease_some(keys, caller, None, deadline)?);
         }
         Ok(leases)
     }
@@ -124,20 +130,21 @@ impl Client {
     ///
     /// Stops at the first that is absent, corrupt or not of its buffer's size, or when the deadline
     /// passes while copying.
-    pub fn read_into(
+    pub fn read_into<'a>(
         &self,
         keys: &[Key],
         buffers: &mut [&mut [u8]],
-        tenant: &str,
+        caller: impl Into<Caller<'a>>,
         deadline: Deadline,
     ) -> Result<usize> {
+        let caller = checked(caller)?;
         assert_eq!(keys.len(), buffers.len(), "one buffer per key");
         let mut read = 0;
         while read < keys.len() {
             let window = &keys[read..keys.len().min(read + MAX_ITEMS)];
             // From a slower tier, copy the first blocks while the others still come.
             let enough = if self.tiered { window.len().div_ceil(WINDOWS) } else { window.len() };
-            let leases = self.lease_some(window, tenant, Some(enough), deadline)?;
+            let leases = self.lease_some(window, caller, Some(enough), deadline)?;
             let leases: Vec<Lease> = leases.into_iter().flatten().collect();
             let (leased, whole) = (leases.len(), leases.len() == window.len());
             let copied = copy_leading(&leases, &mut buffers[read..], deadline);
@@ -151,18 +158,18 @@ impl Client {
     }
 
     /// Store blocks; what became of each.
-    pub fn put(
+    pub fn put<'a>(
         &self,
         blocks: &[PutBlock<'_>],
         shape: crate::wire::BlockShape,
-        tenant: &str,
+        caller: impl Into<Caller<'a>>,
         deadline: Deadline,
     ) -> Result<Vec<crate::wire::PutStatus>> {
-        check_tenant(tenant)?;
+        let caller = checked(caller)?;
         if self.is_forked() {
             return Err(Error::unavailable("connected before a fork; connect again in the child"));
         }
-        self.writer.put(blocks, shape, tenant, deadline)
+        self.writer.put(blocks, shape, caller, deadline)
     }
 
     /// Drop blocks; how many were present.
@@ -261,15 +268,14 @@ impl Client {
     fn lease_some(
         &self,
         keys: &[Key],
-        tenant: &str,
+        caller: Caller<'_>,
         prefix: Option<usize>,
         deadline: Deadline,
     ) -> Result<Vec<Option<Lease>>> {
-        check_tenant(tenant)?;
         let loader = self.loader(deadline)?;
         let (wait_ms, enough) = (deadline.share_ms()?, prefix.unwrap_or(keys.len()) as u32);
         let prefix = prefix.is_some();
-        let request = Request::Lease { tenant, keys, prefix, wait_ms, enough };
+        let request = Request::Lease { caller, keys, prefix, wait_ms, enough };
         loader.call(&request, deadline, |reply| {
             let Reply::Leases(entries) = reply else { return Err(unexpected(&reply)) };
             let fits = entries.len() == keys.len() || (prefix && entries.len() < keys.len());
@@ -314,9 +320,10 @@ fn link(bytes: &[u8; 2 * KEY_BYTES]) -> (Key, Option<Key>) {
     (key, (parent != NO_KEY).then_some(parent))
 }
 
-fn check_tenant(tenant: &str) -> Result<()> {
-    if tenant.len() <= MAX_TENANT {
-        return Ok(());
+fn checked<'a>(caller: impl Into<Caller<'a>>) -> Result<Caller<'a>> {
+    let caller = caller.into();
+    if caller.tenant.len() <= MAX_TENANT {
+        return Ok(caller);
     }
     Err(Error::refused(format!("a tenant id has at most {MAX_TENANT} bytes")))
 }

@@ -10,7 +10,7 @@ use super::deadline::{Deadline, TimedLock};
 use crate::arena::IngestView;
 use crate::error::{Error, Result};
 use crate::key::Key;
-use crate::wire::{BlockShape, MAX_ITEMS, PutItem, PutStatus, Reply, Request};
+use crate::wire::{BlockShape, Caller, MAX_ITEMS, PutItem, PutStatus, Reply, Request};
 
 /// Blocks start at multiples of this in the put buffer.
 const ALIGN: usize = 64;
@@ -48,7 +48,7 @@ impl Writer {
         &self,
         blocks: &[PutBlock<'_>],
         shape: BlockShape,
-        tenant: &str,
+        caller: Caller<'_>,
         deadline: Deadline,
     ) -> Result<Vec<PutStatus>> {
         let Some(largest) = blocks.iter().map(|block| block.bytes.len()).max() else {
@@ -69,7 +69,7 @@ impl Writer {
         let per_piece = (room / largest.next_multiple_of(ALIGN)).clamp(1, MAX_ITEMS);
         let mut statuses = Vec::with_capacity(blocks.len());
         for piece in blocks.chunks(per_piece) {
-            statuses.extend(session.put(piece, shape, tenant, deadline)?);
+            statuses.extend(session.put(piece, shape, caller, deadline)?);
         }
         Ok(statuses)
     }
@@ -96,7 +96,7 @@ impl Session {
         &self,
         blocks: &[PutBlock<'_>],
         shape: BlockShape,
-        tenant: &str,
+        caller: Caller<'_>,
         deadline: Deadline,
     ) -> Result<Vec<PutStatus>> {
         let mut items = Vec::with_capacity(blocks.len());
@@ -108,7 +108,7 @@ impl Session {
             items.push(item.encode());
             offset = (offset + block.bytes.len()).next_multiple_of(ALIGN);
         }
-        let request = Request::Put { tenant, shape, items: &items };
+        let request = Request::Put { caller, shape, items: &items };
         self.connection.call(&request, deadline, |reply| match reply {
             Reply::PutDone(statuses) if statuses.len() == items.len() => {
                 statuses.iter().map(|&status| PutStatus::decode(status)).collect()

@@ -5,11 +5,11 @@
 
 use std::ops::Range;
 
-use super::{Client, Deadline, Lease, check_tenant};
+use super::{Client, Deadline, Lease, checked};
 use crate::block::{Decoder, Planes};
 use crate::error::Result;
 use crate::key::Key;
-use crate::wire::MAX_ITEMS;
+use crate::wire::{Caller, MAX_ITEMS};
 
 /// Leading present blocks of a chain, on their way into buffers.
 pub struct Reading {
@@ -19,19 +19,19 @@ pub struct Reading {
 
 impl Client {
     /// Lease the leading present blocks of `keys`, those of `nbytes` bytes each.
-    pub fn open(
+    pub fn open<'a>(
         &self,
         keys: &[Key],
         nbytes: usize,
-        tenant: &str,
+        caller: impl Into<Caller<'a>>,
         deadline: Deadline,
     ) -> Result<Reading> {
-        check_tenant(tenant)?;
+        let caller = checked(caller)?;
         let mut blocks = Vec::with_capacity(keys.len());
         for keys in keys.chunks(MAX_ITEMS) {
             let wanted = blocks.len() + keys.len();
             let leases =
-                self.lease_some(keys, tenant, Some(keys.len()), deadline)?.into_iter().flatten();
+                self.lease_some(keys, caller, Some(keys.len()), deadline)?.into_iter().flatten();
             blocks.extend(leases.map_while(|lease| {
                 let fits = lease.raw_bytes() == Ok(nbytes);
                 let planes = fits.then(|| lease.planes().ok())??;

@@ -37,6 +37,11 @@ const SILENT_US: u64 = 10_000_000;
 /// Most memory of a cluster index, unless told otherwise.
 pub(crate) const BYTES_MAX: u64 = 256 << 20;
 
+/// Memory of an index of `entries`, also while it grows.
+pub(crate) fn bytes_for(entries: u64) -> u64 {
+    table::bytes_for(entries)
+}
+
 /// The writer.
 pub(crate) struct Cluster {
     table: Table,

@@ -32,10 +32,19 @@ pub(super) struct Table {
     pub(super) replaced: u64,
 }
 
+/// Bytes of a table of so many entries, and of the one that it took over from.
+pub(super) fn bytes_for(entries: u64) -> u64 {
+    let slots = entries.saturating_mul(GROWTH as u64) / FULL as u64;
+    let slots = usize::try_from(slots).unwrap_or(usize::MAX / 64).max(SLOTS_MIN);
+    let bytes = bytes_of(slots) as u64;
+    bytes.saturating_add(bytes / GROWTH as u64 * 100)
+}
+
 impl Table {
-    /// An empty table that may grow to `bytes_max`.
+    /// An empty table that may grow until it and the one it takes over from make `bytes_max`.
     pub(super) fn new(bytes_max: u64) -> Result<Self> {
-        let slots_max = slots_in(bytes_max).max(SLOTS_MIN);
+        let share = bytes_max / (100 + GROWTH as u64) * GROWTH as u64;
+        let slots_max = slots_in(share).max(SLOTS_MIN);
         let (arena, region) = allocate(SLOTS_MIN)?;
         Ok(Self { arena, region, used: 0, slots_max, replaced: 0 })
     }

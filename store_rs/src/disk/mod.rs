@@ -5,8 +5,8 @@
 //! bytes. Any failure of the disk makes blocks misses, never errors: the tier switches itself off,
 //! says so in its counters, and on again when the disk works.
 //!
-//! `directory` whose it is · `recover` what a restart finds · `writer`, `stage`, `rate`, `recode`
-//! down · `reader` up · `io` transfers · `health` on or off
+//! `directory` whose it is · `recover` what a restart finds · `writer`, `room`, `stage`, `rate`,
+//! `recode` down · `reader` up · `io` transfers · `health` on or off
 
 mod buffer;
 mod directory;
@@ -16,6 +16,7 @@ mod rate;
 mod reader;
 mod recode;
 mod recover;
+mod room;
 mod stage;
 #[cfg(test)]
 mod tests;
@@ -283,7 +284,7 @@ impl Tier for Arc<Disk> {
         while !keys.is_empty() {
             let batch = &keys[..keys.len().min(BATCH)];
             let Ok(mut index) = shared.index() else { return };
-            let promote = |key: &Key| Some((*key, index.promote(key, wanted.since)?));
+            let promote = |key: &Key| Some((*key, index.promote(key, wanted.hint, wanted.since)?));
             let planned: Vec<_> = batch.iter().filter_map(promote).collect();
             // What is being written to disk cannot make room: wait for it.
             let left = wanted.deadline.saturating_duration_since(Instant::now());

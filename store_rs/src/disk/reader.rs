@@ -5,7 +5,7 @@
 //! to that memory at any time before. Each block is checked against its record's checksum before it
 //! is published; one that fails is dropped from the index.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
@@ -19,6 +19,9 @@ use crate::log::{PAGE, Place, pages};
 use crate::server::Shared;
 use crate::server::fetch::Landing;
 
+/// Bytes asked of the disk at once: enough to keep it busy, and few enough that blocks come one
+/// after another, so that the first is checked and copied while the others are read.
+const FLYING_MAX: usize = 16 << 20;
 /// How long new jobs may wait while reads are in flight.
 const TURN: Duration = Duration::from_micros(500);
 /// How long a stop waits for reads in flight.
@@ -42,13 +45,17 @@ pub(super) struct Job {
 pub(super) struct Reader {
     queue: Box<dyn Queue>,
     health: Arc<Health>,
+    /// With the time of their orders.
+    waiting: VecDeque<(Job, Instant)>,
     flying: HashMap<u64, (Job, Instant)>,
+    flying_bytes: usize,
     next_id: u64,
 }
 
 impl Reader {
     pub(super) fn new(queue: Box<dyn Queue>, health: Arc<Health>) -> Self {
-        Self { queue, health, flying: HashMap::new(), next_id: 0 }
+        let (waiting, flying) = (VecDeque::new(), HashMap::new());
+        Self { queue, health, waiting, flying, flying_bytes: 0, next_id: 0 }
     }
 
     /// Serve orders until told to stop, or nobody can give more.
@@ -70,8 +77,9 @@ impl Reader {
         }
     }
 
-    /// Wait for what is in flight.
+    /// Wait for what is in flight, and give up the rest.
     fn finish(mut self, shared: &Weak<Shared>) {
+        self.waiting.clear();
         let since = Instant::now();
         while !self.flying.is_empty() {
             if since.elapsed() > PATIENCE {
@@ -83,26 +91,45 @@ impl Reader {
         }
     }
 
-    /// Begin one read.
+    /// Read one block when its turn has come.
     pub(super) fn start(&mut self, job: Job) {
-        let len = pages(job.place.len) as usize * PAGE;
-        let read =
-            Read { id: self.next_id, offset: job.file_offset, target: job.landing.at(), len };
-        self.flying.insert(self.next_id, (job, Instant::now()));
-        self.next_id += 1;
-        // SAFETY: the extent has whole pages and is reserved for this landing, which stays in
-        // `flying` until the read has ended.
-        unsafe { self.queue.start(read) };
+        self.waiting.push_back((job, Instant::now()));
+        self.begin();
     }
 
-    /// Publish what has ended.
+    /// Begin reads as far as the disk may have them.
+    fn begin(&mut self) {
+        while let Some((job, since)) = self.waiting.pop_front() {
+            let len = bytes_of(&job);
+            if !self.flying.is_empty() && self.flying_bytes + len > FLYING_MAX {
+                self.waiting.push_front((job, since));
+                break;
+            }
+            let (id, offset, target) = (self.next_id, job.file_offset, job.landing.at());
+            self.flying.insert(id, (job, since));
+            self.flying_bytes += len;
+            self.next_id += 1;
+            // SAFETY: the extent has whole pages and is reserved for this landing, which stays in
+            // `flying` until the read has ended.
+            unsafe { self.queue.start(Read { id, offset, target, len }) };
+        }
+    }
+
+    /// Publish what has ended. The disk gets its next reads before that.
     pub(super) fn poll(&mut self, shared: &Weak<Shared>, patience: Duration) {
         let mut ended = Vec::new();
         self.queue.wait(patience, &mut ended);
+        let mut landed = Vec::new();
         for (id, outcome) in ended {
             if let Some((job, begun)) = self.flying.remove(&id) {
-                self.end(shared, job, outcome, begun.elapsed());
+                self.flying_bytes -= bytes_of(&job);
+                landed.push((job, outcome, begun.elapsed()));
             }
+        }
+        self.begin();
+        self.queue.submit();
+        for (job, outcome, took) in landed {
+            self.end(shared, job, outcome, took);
         }
     }
 
@@ -139,4 +166,9 @@ impl Reader {
             index.set_serving(false);
         }
     }
+}
+
+/// Bytes that the disk moves for a block.
+fn bytes_of(job: &Job) -> usize {
+    pages(job.place.len) as usize * PAGE
 }

@@ -1,10 +1,9 @@
-//! Demotions: decides when blocks go to disk, and makes room there.
+//! Demotions: decides when blocks go to disk, and commits what was written.
 //!
 //! One turn at a time: clear what was evicted, write what was read at least once, and, while memory
-//! runs short and the rate allows, what is about to be evicted. When the log is full, the segment
-//! that loses least goes; its blocks that were read are moved first. All of it counts against the
-//! write rate. The index is locked to choose and to commit, never while bytes move; what is being
-//! written is held in place like by a lease.
+//! runs short and the rate allows, what is about to be evicted; `room` makes place for it. All of it
+//! counts against the write rate. The index is locked to choose and to commit, never while bytes
+//! move; what is being written is held in place like by a lease.
 //!
 //! Any failed write gives up the open segment (a disk that failed once is not asked again for the
 //! same bytes) and switches the tier off until a probe succeeds. A turn never fails.
@@ -14,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::buffer::Buffer;
-use super::health::{Health, is_no_space};
+use super::health::Health;
 use super::io::Io;
 use super::rate::Rate;
 use super::recode::{Form, Recoder};
@@ -28,18 +27,16 @@ use crate::server::{Options, Shared};
 
 /// Most of the arena that is held for writing at once.
 const HELD_SHARE: u64 = 16;
-/// Most of a segment that is worth moving.
-const MOVED_SHARE: u64 = 2;
 /// Between probes of a disk that failed, and between tries for more space: microseconds.
 const PROBE_EVERY: Tick = 1_000_000;
 
 pub(super) struct Writer {
-    shared: Arc<Shared>,
-    io: Arc<dyn Io>,
-    health: Arc<Health>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) io: Arc<dyn Io>,
+    pub(super) health: Arc<Health>,
     form: Arc<Form>,
     recoder: Recoder,
-    stage: Stage,
+    pub(super) stage: Stage,
     rate: Rate,
     max_segments: usize,
     next_probe: Tick,
@@ -231,135 +228,6 @@ impl Writer {
         }
     }
 
-    /// A place in the open segment, or in the next one.
-    fn append(
-        &mut self,
-        len: u32,
-        sum: u32,
-        make_room: bool,
-    ) -> io::Result<Option<(EntryId, Place, u32)>> {
-        for _ in 0..2 {
-            {
-                let Ok(mut index) = self.shared.index() else { return Ok(None) };
-                let Some(log) = index.log_mut() else { return Ok(None) };
-                if let Some(placed) = log.append(len, sum) {
-                    return Ok(Some(placed));
-                }
-            }
-            self.stage.flush(&*self.io)?;
-            if !self.begin_segment(make_room)? {
-                return Ok(None);
-            }
-        }
-        Ok(None)
-    }
-
-    /// Seal the open segment and begin another. False if there is none to be had.
-    fn begin_segment(&mut self, make_room: bool) -> io::Result<bool> {
-        self.with_log(|log| log.seal());
-        // One round to give up a segment, one to begin it.
-        for _ in 0..2 {
-            if self.begin_candidate(false)? {
-                return Ok(true);
-            }
-            if !make_room || !self.give_up_segment()? {
-                return Ok(false);
-            }
-            if self.with_log(|log| log.open_segment().is_some()) == Some(true) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    fn begin_candidate(&mut self, reserve: bool) -> io::Result<bool> {
-        let planned = self.with_log(|log| {
-            let (segment, unborn) = log.candidate(reserve)?;
-            let start = log.segment_offset(segment);
-            Some((segment, unborn, start, log.directory_offset(segment, 0), log.segment_bytes()))
-        });
-        let Some(Some((segment, unborn, start, directory, bytes))) = planned else {
-            return Ok(false);
-        };
-        if unborn && let Err(error) = self.io.allocate(start, bytes) {
-            if !is_no_space(&error) {
-                return Err(error);
-            }
-            self.health.set_full(true);
-            self.with_log(|log| log.limit_to_allocated());
-            return self.begin_candidate(reserve);
-        }
-        self.stage.clear(&*self.io, directory)?;
-        self.with_log(|log| log.begin(segment));
-        Ok(true)
-    }
-
-    /// Free the segment that loses least, moving what is worth it to the reserve.
-    fn give_up_segment(&mut self) -> io::Result<bool> {
-        let planned = self.shared.index().ok().and_then(|mut index| {
-            let log = index.log()?;
-            let victim = log.victim()?;
-            let (wanted, cold) = (log.entries_of(victim, true), log.entries_of(victim, false));
-            let most = log.segment_bytes() / MOVED_SHARE;
-            let fits = wanted.iter().scan(0, |sum, &entry| {
-                *sum += u64::from(log.place(entry).len);
-                Some(*sum <= most)
-            });
-            let kept = fits.take_while(|fits| *fits).count();
-            index.drop_entries(&cold);
-            index.drop_entries(&wanted[kept..]);
-            Some((victim, wanted[..kept].to_vec()))
-        });
-        let Some((victim, wanted)) = planned else { return Ok(false) };
-        if !wanted.is_empty() && self.begin_candidate(true)? {
-            for entry in &wanted {
-                self.move_entry(*entry)?;
-            }
-        }
-        let Ok(mut index) = self.shared.index() else { return Ok(false) };
-        let Some(log) = index.log() else { return Ok(false) };
-        let left = [log.entries_of(victim, true), log.entries_of(victim, false)].concat();
-        index.drop_entries(&left);
-        index.log_mut().into_iter().for_each(|log| log.free(victim));
-        Ok(true)
-    }
-
-    /// Copy one block to the open segment. One that cannot be read stays behind and goes.
-    fn move_entry(&mut self, entry: EntryId) -> io::Result<()> {
-        let Some((node, header)) = self.shared.index().ok().and_then(|i| i.entry_header(entry))
-        else {
-            return Ok(());
-        };
-        let bytes = (header.len as usize).next_multiple_of(PAGE);
-        let mut buffer = Buffer::new(bytes);
-        let Some(from) = self.with_log(|log| log.offset(&log.place(entry))) else { return Ok(()) };
-        if self.io.read_at(from, &mut buffer).is_err() {
-            return Ok(());
-        }
-        let container = &buffer[..header.len as usize];
-        if block::sum(container) != header.sum {
-            return Ok(());
-        }
-        let placed = self.with_log(|log| log.append(header.len, header.sum));
-        let Some(Some((to, place, slot))) = placed else { return Ok(()) };
-        let (offset, page_offset) = self.offsets(&place, slot);
-        let record = record(header.key, header.parent, header.tenant, &place, slot);
-        let io = &*self.io;
-        let written = self
-            .stage
-            .add(io, offset, container)
-            .and_then(|()| self.stage.add_record(io, page_offset, &record))
-            .and_then(|()| self.stage.flush(io));
-        if let Err(error) = written {
-            self.drop_entry(to);
-            return Err(error);
-        }
-        if let Ok(mut index) = self.shared.index() {
-            index.moved(node, entry, to);
-        }
-        Ok(())
-    }
-
     /// Mark the records of evicted blocks, so that a restart does not bring them back.
     fn clear_erased(&mut self) -> io::Result<()> {
         let erased = self.shared.index().map(|mut index| index.take_erased()).unwrap_or_default();
@@ -428,15 +296,15 @@ impl Writer {
         self.commit(demotion, None);
     }
 
-    fn drop_entry(&mut self, entry: EntryId) {
+    pub(super) fn drop_entry(&mut self, entry: EntryId) {
         self.with_log(|log| log.drop_entry(entry));
     }
 
-    fn offsets(&self, place: &Place, slot: u32) -> (u64, u64) {
+    pub(super) fn offsets(&self, place: &Place, slot: u32) -> (u64, u64) {
         self.with_log(|log| offsets(log, place, slot)).unwrap_or((0, 0))
     }
 
-    fn with_log<T>(&self, run: impl FnOnce(&mut crate::log::Log) -> T) -> Option<T> {
+    pub(super) fn with_log<T>(&self, run: impl FnOnce(&mut crate::log::Log) -> T) -> Option<T> {
         self.shared.index().ok()?.log_mut().map(run)
     }
 }

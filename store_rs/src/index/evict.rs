@@ -1,8 +1,8 @@
 //! The tree's shape and the way out of it: adding nodes, evicting leaves, letting bodies go.
 
-use super::operate::Pins;
+use super::put::DOOMED;
 use super::stats::Category;
-use super::{Index, NONE, Node, NodeId, Tick, hash};
+use super::{Body, Index, NONE, Node, NodeId, Tick, hash};
 use crate::alloc::ExtentId;
 use crate::key::Key;
 
@@ -25,13 +25,19 @@ impl Index {
     }
 
     /// An extent of `bytes`, evicting the policy's choice until one fits.
-    pub(super) fn allocate(&mut self, bytes: u64, align: u64, now: Tick) -> Option<ExtentId> {
+    pub(super) fn allocate(
+        &mut self,
+        bytes: u64,
+        align: u64,
+        body: Body,
+        now: Tick,
+    ) -> Option<ExtentId> {
         let reachable = self.alloc.free_bytes() + self.bytes[Category::Resident];
         if self.alloc.rounded(bytes)? > reachable {
             return None;
         }
         loop {
-            if let Some(extent) = self.alloc.allocate_aligned(bytes, align) {
+            if let Some(extent) = self.alloc.allocate(bytes, align, body) {
                 return Some(extent);
             }
             if !self.evict_one(now) && !self.end_soft_pins(now, true) {
@@ -107,10 +113,11 @@ impl Index {
         }
     }
 
-    /// Tell the policy about `node` if it is evictable.
+    /// Remember `node` as one that may go, if it is evictable.
     pub(super) fn offer(&mut self, node: NodeId) {
-        if let Some(last_used) = self.evictable(node) {
-            self.policy.offer(node, last_used);
+        if !self.leaves.has(node) && self.is_evictable(node) {
+            let rank = self.policy.rank(self.nodes[node as usize].trace());
+            self.leaves.offer(node, rank);
         }
     }
 
@@ -121,11 +128,11 @@ impl Index {
         let Node { parent, .. } = self.nodes[node as usize];
         self.pins.remove(node);
         self.tenants.refund(self.nodes[node as usize].tenant(), self.alloc.size(extent));
-        self.bodies[extent as usize].node = NONE;
+        self.alloc.owner_mut(extent).node = NONE;
         if was_readable {
             self.tell(node);
         }
-        if self.bodies[extent as usize].leases == 0 {
+        if !self.is_held(extent) {
             self.release_body(extent);
         }
         self.cool_down(parent);
@@ -136,9 +143,9 @@ impl Index {
     pub(super) fn forget(&mut self, node: NodeId) {
         self.nodes[node as usize].children += 1;
         match self.body(node) {
-            Some(body) if self.bodies[body as usize].len == 0 => {
+            Some(body) if self.alloc.owner(body).len == 0 => {
                 // Bytes are on their way into it.
-                self.bodies[body as usize].kind = super::DOOMED;
+                self.alloc.owner_mut(body).kind = DOOMED;
             }
             Some(_) => self.detach(node),
             None => {}
@@ -150,20 +157,6 @@ impl Index {
 
     fn evictable_on_request(&self, node: NodeId) -> bool {
         self.readable(node) || self.nodes[node as usize].disk != NONE
-    }
-
-    /// One lease of `extent` ends; `zombie` if its session was quarantined.
-    pub(super) fn drop_lease(&mut self, extent: ExtentId, zombie: bool) {
-        self.change(extent, |body| {
-            body.leases -= 1;
-            body.zombies -= u32::from(zombie);
-        });
-        let body = self.bodies[extent as usize];
-        match body.node {
-            NONE if body.leases == 0 => self.release_body(extent),
-            NONE => {}
-            node => self.offer(node),
-        }
     }
 
     /// Remove `node`, and then its ancestors, as long as they have neither bytes nor children.
@@ -198,6 +191,10 @@ impl Index {
         let Some(node) = self.next_victim().or_else(|| self.next_on_disk(now)) else {
             return false;
         };
+        if now != Tick::MAX {
+            let age = now.saturating_sub(self.nodes[node as usize].last_used());
+            self.stays = Some(self.stays.map_or(age, |stays| stays - stays / 8 + age / 8));
+        }
         self.evict_node(node);
         true
     }
@@ -207,12 +204,28 @@ impl Index {
         let kept = self.on_disk(node);
         self.counters.evicted_to_disk += u64::from(kept);
         self.counters.evicted_for_room += u64::from(!kept);
+        if !kept {
+            self.leaves_for_good(node);
+        }
         self.detach(node);
     }
 
+    /// The policy remembers a block that goes for want of room.
+    pub(super) fn leaves_for_good(&mut self, node: NodeId) {
+        let record = &self.nodes[node as usize];
+        self.policy.left(&record.key, record.trace());
+    }
+
     pub(super) fn next_victim(&mut self) -> Option<NodeId> {
-        let (nodes, bodies, pins) = (&self.nodes, &self.bodies, &self.pins);
-        self.policy.victim(&|node| evictable(nodes, bodies, pins, node))
+        let mut leaves = std::mem::take(&mut self.leaves);
+        self.policy.filled(self.alloc.used());
+        let rank = |node| {
+            let evictable = self.is_evictable(node);
+            evictable.then(|| self.policy.rank(self.nodes[node as usize].trace()))
+        };
+        let victim = leaves.pop(rank);
+        self.leaves = leaves;
+        victim
     }
 
     /// With no leaf to evict, a block within a chain may go if it is on disk: a match still gets
@@ -221,43 +234,37 @@ impl Index {
     fn next_on_disk(&mut self, now: Tick) -> Option<NodeId> {
         for _ in 0..self.nodes.len().min(HAND_STEPS) {
             self.hand = (self.hand + 1) % self.nodes.len() as NodeId;
-            let record = self.nodes[self.hand as usize];
-            let Node { body, .. } = record;
-            if body == NONE || !self.on_disk(self.hand) || record.last_used() >= now {
-                continue;
-            }
-            let body = self.bodies[body as usize];
-            if body.len > 0 && body.leases == 0 && !self.pins.holds(self.hand) {
+            let record = &self.nodes[self.hand as usize];
+            let free = self.on_disk(self.hand) && !record.used_since(now);
+            if free && self.is_idle(self.hand) {
                 return Some(self.hand);
             }
         }
         None
     }
 
-    fn evictable(&self, node: NodeId) -> Option<Tick> {
-        evictable(&self.nodes, &self.bodies, &self.pins, node)
+    /// Whether `node` is a resident leaf that nobody reads or writes.
+    fn is_evictable(&self, node: NodeId) -> bool {
+        self.nodes.get(node as usize).is_some_and(|node| node.warm == 0) && self.is_idle(node)
+    }
+
+    /// Whether a node has a body that nobody reads, writes, or wants to stay.
+    pub(super) fn is_idle(&self, node: NodeId) -> bool {
+        let body = self.body(node).filter(|&body| self.alloc.owner(body).len > 0);
+        body.is_some_and(|body| !self.is_held(body)) && !self.pins.holds(node)
     }
 
     /// Free an extent that no node and no lease has.
     pub(super) fn release_body(&mut self, extent: ExtentId) {
         let size = self.alloc.size(extent);
-        let body = self.bodies[extent as usize];
-        self.bytes[body.category()] -= size;
+        let body = *self.alloc.owner(extent);
         if body.len > 0 {
+            self.bytes[Category::Resident] -= size;
             self.usages.remove(&body, size);
             self.usages.forget_unused(body.kind);
+        } else {
+            self.bytes[Category::Reserved] -= size;
         }
-        self.bodies[extent as usize].node = NONE;
         self.alloc.free(extent);
     }
-}
-
-/// When `node` was last used, if it is a resident leaf that nobody reads or writes.
-fn evictable(nodes: &[Node], bodies: &[super::Body], pins: &Pins, id: NodeId) -> Option<Tick> {
-    let node = nodes.get(id as usize)?;
-    if node.body == NONE || node.warm > 0 || pins.holds(id) {
-        return None;
-    }
-    let body = bodies[node.body as usize];
-    (body.len > 0 && body.leases == 0).then(|| node.last_used())
 }

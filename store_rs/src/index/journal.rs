@@ -13,6 +13,9 @@ use crate::key::Key;
 /// Changes kept for followers.
 pub(super) const KEPT: usize = 1 << 14;
 
+/// Bytes of them.
+pub const JOURNAL_BYTES: u64 = (KEPT * size_of::<Entry>()) as u64;
+
 /// One key and where its block is: 80 bits of it, enough to be wrong never in practice, and a
 /// wrong entry costs a miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,14 +133,13 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::{Kind, Limits, Lru, Reserve, Stored};
+    use crate::index::{Eviction, Hint, Kind, Limits, Reserve, Stored, Wish};
 
     fn put(index: &mut Index, key: u8, parent: Option<u8>) {
         let parent = parent.map(|parent| [parent; 32]);
-        let Reserve::Granted(extent, _) = index.reserve(&[key; 32], parent.as_ref(), 100, "", 0)
-        else {
-            panic!("no room")
-        };
+        let (key, parent) = (&[key; 32], parent.as_ref());
+        let wish = Wish { key, parent, bytes: 100, tenant: "", hint: Hint::NONE };
+        let Reserve::Granted(extent, _) = index.reserve(&wish, 0) else { panic!("no room") };
         index.publish(extent, Stored { len: 100, kind: Kind::default() });
     }
 
@@ -148,7 +150,7 @@ mod tests {
             tenant_bytes: u64::MAX,
             tenant_disk_bytes: u64::MAX,
         };
-        Index::new(1 << 20, limits, Box::new(Lru::default()))
+        Index::new(1 << 20, limits, Eviction::Lru.build(100))
     }
 
     #[test]

@@ -92,13 +92,13 @@ impl Index {
             if record.body == NONE && record.disk == NONE {
                 continue;
             }
-            let body = self.body(node).map(|body| self.bodies[body as usize]);
+            let body = self.body(node);
             let disk = self.log().filter(|_| record.disk != NONE);
             rows.push(Listed {
                 key: record.key,
-                dram_bytes: body.map_or(0, |body| body.len),
+                dram_bytes: body.map_or(0, |body| self.alloc.owner(body).len),
                 disk_bytes: disk.map_or(0, |log| log.place(record.disk).len),
-                leases: body.map_or(0, |body| body.leases),
+                leases: body.map_or(0, |body| self.leases_on(body)),
                 idle_us: now.saturating_sub(record.last_used()),
                 tenant: record.tenant(),
                 pinned: self.pins.holds(node),
@@ -139,9 +139,7 @@ impl Index {
     pub fn cool(&mut self) -> usize {
         let mut cooled = 0;
         for node in 0..self.nodes.len() as NodeId {
-            let Some(body) = self.body(node).filter(|_| self.on_disk(node)) else { continue };
-            let body = self.bodies[body as usize];
-            if body.len > 0 && body.leases == 0 && !self.pins.holds(node) {
+            if self.on_disk(node) && self.is_idle(node) {
                 self.detach(node);
                 self.counters.evicted_to_disk += 1;
                 cooled += 1;

@@ -56,13 +56,14 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use crate::index::usage::{Kind, Stored};
-    use crate::index::{Index, Limits, Lru, Refusal, Reserve};
+    use crate::index::{Eviction, Hint, Index, Limits, Refusal, Reserve, Wish};
 
     const BLOCK: u64 = 64 * 1024;
 
     fn put(index: &mut Index, name: u8, tenant: &str) -> Reserve {
         let key = *blake3::hash(&[name]).as_bytes();
-        let reserved = index.reserve(&key, None, BLOCK, tenant, name.into());
+        let wish = Wish { key: &key, parent: None, bytes: BLOCK, tenant, hint: Hint::NONE };
+        let reserved = index.reserve(&wish, name.into());
         if let Reserve::Granted(extent, _) = reserved {
             let kind = Kind { raw: BLOCK as u32, ..Kind::default() };
             index.publish(extent, Stored { len: BLOCK as u32, kind });
@@ -78,7 +79,7 @@ mod tests {
             tenant_bytes: 4 * BLOCK,
             tenant_disk_bytes: u64::MAX,
         };
-        let mut index = Index::new(16 * BLOCK, limits, Box::new(Lru::default()));
+        let mut index = Index::new(16 * BLOCK, limits, Eviction::Lru.build(100));
         for name in 0..3 {
             put(&mut index, name, "quiet");
         }
@@ -91,7 +92,7 @@ mod tests {
         let session = index.open_session();
         for name in 56..60 {
             let key = *blake3::hash(&[name]).as_bytes();
-            index.lease(session, &key, 100).expect("present");
+            index.lease(session, &key, Hint::NONE, 100).expect("present");
         }
         assert_eq!(put(&mut index, 70, "flood"), Reserve::Refused(Refusal::OverQuota));
         for name in 80..90 {

@@ -7,7 +7,7 @@
 //! the new ones reserved.
 
 use super::stats::Category;
-use super::usage::{KEEP_FORM, Stored};
+use super::usage::Stored;
 use super::{Body, Index, NONE, Tick};
 use crate::alloc::{ExtentId, GRANULE};
 
@@ -44,29 +44,32 @@ impl Index {
     /// `cursor` on, which it advances. A full store gives up other blocks for the room only if it has
     /// done so for puts: storing blocks anew then gains more than it costs.
     pub fn begin_replace(&mut self, codec: u8, idle_since: Tick, cursor: &mut usize) -> Candidate {
-        if *cursor >= self.bodies.len() {
+        if *cursor >= self.alloc.end() {
             *cursor = 0;
         }
-        let end = self.bodies.len().min(*cursor + SCAN);
-        let found = (*cursor..end).find(|&at| self.replaceable(at, codec, idle_since));
-        *cursor = found.map_or(end, |at| at + 1);
-        let Some(old) = found.map(|at| at as ExtentId) else {
-            let all = end == self.bodies.len();
+        let end = self.alloc.end().min(*cursor + SCAN);
+        let found = {
+            let mut bodies = self.alloc.owners(*cursor..end);
+            bodies.find(|&(at, body)| self.replaceable(at, body, codec, idle_since))
+        };
+        let found = found.map(|(at, body)| (at, body.len));
+        *cursor = found.map_or(end, |(at, _)| at as usize + 1);
+        let Some((old, len)) = found else {
+            let all = end == self.alloc.end();
             return if all { Candidate::Nothing } else { Candidate::Searching };
         };
-        let len = self.bodies[old as usize].len;
-        self.change(old, |body| body.leases += 1);
-        let new = match self.alloc.allocate(len.into()) {
+        self.hold(old);
+        let body = Body { node: NONE, ..Body::default() };
+        let new = match self.alloc.allocate(len.into(), GRANULE, body) {
             None if self.counters.evicted_for_room > 0 => {
-                self.allocate(len.into(), GRANULE, idle_since)
+                self.allocate(len.into(), GRANULE, body, idle_since)
             }
             fits => fits,
         };
         let Some(new) = new else {
-            self.drop_lease(old, false);
+            self.let_go(old, false);
             return Candidate::Nothing;
         };
-        self.set_body(new, Body { node: NONE, ..Body::default() });
         self.bytes[Category::Reserved] += self.alloc.size(new);
         self.assert_accounted();
         let (source, target) = (self.alloc.offset(old), self.alloc.offset(new));
@@ -76,7 +79,7 @@ impl Index {
     /// The new form is complete; true if the block is stored in it from now on.
     pub fn finish_replace(&mut self, replacement: Replacement, stored: Stored) -> bool {
         let Replacement { old, new, .. } = replacement;
-        let Body { node, users, .. } = self.bodies[old as usize];
+        let Body { node, users, .. } = *self.alloc.owner(old);
         if node == NONE || self.alloc.rounded(stored.len.into()) >= Some(self.alloc.size(old)) {
             self.abandon_replace(replacement);
             return false;
@@ -89,9 +92,9 @@ impl Index {
             self.alloc.size(new),
         );
         self.nodes[node as usize].body = new;
-        self.bodies[new as usize].node = node;
-        self.bodies[old as usize].node = NONE;
-        self.drop_lease(old, false);
+        self.alloc.owner_mut(new).node = node;
+        self.alloc.owner_mut(old).node = NONE;
+        self.let_go(old, false);
         self.offer(node);
         self.counters.transcoded += 1;
         self.assert_accounted();
@@ -101,16 +104,16 @@ impl Index {
     /// Leave the block as it is, for good.
     pub fn abandon_replace(&mut self, replacement: Replacement) {
         let Replacement { old, new, .. } = replacement;
-        self.bodies[old as usize].users |= KEEP_FORM;
+        self.alloc.owner_mut(old).keep_form = true;
         self.counters.transcode_kept += 1;
         self.release_body(new);
-        self.drop_lease(old, false);
+        self.let_go(old, false);
         self.assert_accounted();
     }
 
     /// The old form is damaged: the block is a miss from now on.
     pub fn drop_corrupt(&mut self, replacement: Replacement) {
-        let node = self.bodies[replacement.old as usize].node;
+        let node = self.alloc.owner(replacement.old).node;
         self.abandon_replace(replacement);
         if node != NONE {
             self.counters.corrupt_dropped += 1;
@@ -119,14 +122,13 @@ impl Index {
         self.assert_accounted();
     }
 
-    fn replaceable(&self, at: usize, codec: u8, idle_since: Tick) -> bool {
-        let body = &self.bodies[at];
+    fn replaceable(&self, at: ExtentId, body: &Body, codec: u8, idle_since: Tick) -> bool {
         body.node != NONE
             && body.len > 0
-            && body.leases == 0
-            && body.users & KEEP_FORM == 0
+            && !body.keep_form
+            && !self.is_held(at)
             && self.usages.kind(body.kind).codec == codec
             && self.nodes[body.node as usize].last_used() <= idle_since
-            && self.nodes[body.node as usize].body == at as ExtentId
+            && self.nodes[body.node as usize].body == at
     }
 }

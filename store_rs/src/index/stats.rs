@@ -6,7 +6,7 @@ use std::ops;
 use super::leases::Leases;
 use super::node::MAX_TENANTS;
 use super::usage::Usage;
-use super::{Body, Index, Node, Tick};
+use super::{Index, Node, Tick};
 use crate::log::tenant_print;
 
 #[derive(Debug, Clone, Copy)]
@@ -322,12 +322,12 @@ impl Index {
 
     fn memory_bytes(&self) -> u64 {
         let nodes = self.nodes.len() * size_of::<Node>();
-        let bodies = self.bodies.len() * size_of::<Body>();
         let table = self.table.allocation_size();
         let spare = self.spare.len() * size_of::<u32>();
-        (nodes + bodies + table + spare) as u64
+        (nodes + table + spare) as u64
             + self.alloc.memory_bytes()
             + self.policy.memory_bytes()
+            + self.leaves.memory_bytes()
             + self.usages.memory_bytes()
             + self.journal.memory_bytes()
             + self.log().map_or(0, crate::log::Log::memory_bytes)

@@ -6,14 +6,14 @@
 
 use std::collections::HashMap;
 
+use super::put::DOOMED;
 use super::{Body, Index};
 use crate::alloc::ExtentId;
 
 /// Processes told apart as users of a block; more share a bit, so sharing is rather undercounted.
-const USERS: u32 = 15;
-
-/// In `Body::users`: the block is not worth storing in another form.
-pub(super) const KEEP_FORM: u16 = 1 << USERS;
+const USERS: u32 = u16::BITS;
+/// Last row of the table of kinds.
+const LAST_ROW: u8 = DOOMED - 1;
 
 /// What a container says about itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,23 +66,23 @@ pub struct Usage {
 #[derive(Default)]
 pub(super) struct Usages {
     rows: Vec<(Kind, Usage)>,
-    by_kind: HashMap<Kind, u16>,
-    spare: Vec<u16>,
+    by_kind: HashMap<Kind, u8>,
+    spare: Vec<u8>,
 }
 
 impl Usages {
-    /// The row of a kind. Kinds beyond 65,536 in use at once are counted as the last one.
-    pub(super) fn row(&mut self, kind: Kind) -> u16 {
+    /// The row of a kind. Kinds beyond 255 in use at once are counted as the last one.
+    pub(super) fn row(&mut self, kind: Kind) -> u8 {
         if let Some(&row) = self.by_kind.get(&kind) {
             return row;
         }
         let usage = Usage { dtype: kind.dtype, codec: kind.codec, ..Usage::default() };
         let row = match self.spare.pop() {
             Some(row) => row,
-            None if self.rows.len() > usize::from(u16::MAX) => return u16::MAX,
+            None if self.rows.len() > usize::from(LAST_ROW) => return LAST_ROW,
             None => {
                 self.rows.push((kind, usage));
-                (self.rows.len() - 1) as u16
+                (self.rows.len() - 1) as u8
             }
         };
         self.rows[usize::from(row)] = (kind, usage);
@@ -90,7 +90,7 @@ impl Usages {
         row
     }
 
-    pub(super) fn kind(&self, row: u16) -> Kind {
+    pub(super) fn kind(&self, row: u8) -> Kind {
         self.rows[usize::from(row)].0
     }
 
@@ -105,7 +105,7 @@ impl Usages {
     }
 
     /// Forget the kind of a removed body if it was the last one.
-    pub(super) fn forget_unused(&mut self, row: u16) {
+    pub(super) fn forget_unused(&mut self, row: u8) {
         let (kind, usage) = &self.rows[usize::from(row)];
         if usage.blocks == 0 && self.by_kind.remove(kind).is_some() {
             self.spare.push(row);
@@ -114,7 +114,7 @@ impl Usages {
 
     /// Bytes of memory in use.
     pub(super) fn memory_bytes(&self) -> u64 {
-        let row = size_of::<(Kind, Usage)>() + size_of::<(Kind, u16)>() + size_of::<u16>();
+        let row = size_of::<(Kind, Usage)>() + size_of::<(Kind, u8)>() + size_of::<u8>();
         (self.rows.len() * row) as u64
     }
 
@@ -122,7 +122,7 @@ impl Usages {
         let (kind, usage) = &mut self.rows[usize::from(body.kind)];
         let (len, raw) = (u64::from(body.len), u64::from(kind.raw));
         let header = u64::from(kind.header).min(len);
-        let others = u64::from((body.users & !KEEP_FORM).count_ones().saturating_sub(1));
+        let others = u64::from(body.users.count_ones().saturating_sub(1));
         apply(&mut usage.blocks, 1);
         apply(&mut usage.logical, raw);
         apply(&mut usage.shared_saved, raw * others);
@@ -166,13 +166,13 @@ pub(super) fn user_bit(process: u32) -> u16 {
 impl Index {
     /// `user` put or leased the block.
     pub(super) fn count_user(&mut self, extent: ExtentId, user: u16) {
-        let body = &mut self.bodies[extent as usize];
-        if body.users & user == user {
-            return;
+        let before = *self.alloc.owner(extent);
+        let after = Body { users: before.users | user, ..before };
+        if after.users != before.users {
+            let size = self.alloc.size(extent);
+            self.usages.remove(&before, size);
+            self.usages.add(&after, size);
+            *self.alloc.owner_mut(extent) = after;
         }
-        let size = self.alloc.size(extent);
-        self.usages.remove(body, size);
-        body.users |= user;
-        self.usages.add(body, size);
     }
 }

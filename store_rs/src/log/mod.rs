@@ -13,18 +13,18 @@
 //! begun anew; live bytes are the pages of the entries that name it. One segment stays in reserve,
 //! so that room can always be made by moving what is worth keeping.
 
+mod entry;
 mod record;
 #[cfg(test)]
 mod tests;
 
+pub use entry::EntryId;
+use entry::{Entry, READ, id, parts};
 pub use record::{Found, MAX_SEGMENT, PAGE, PER_PAGE, RECORD_BYTES, Record, pages, tenant_print};
 
-/// Names an entry until it is dropped; ids are reused.
-pub type EntryId = u32;
-
 const NONE: u32 = u32::MAX;
-/// Reads of one record that count; more say nothing new.
-const MAX_READS: u32 = 15;
+/// One segment has at most this share of all entries.
+const SEGMENT_SHARE: usize = 4;
 
 /// Where a block's bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,18 +41,6 @@ pub struct Place {
     pub sum: u32,
 }
 
-/// An entry: 20 bytes. `owner` is the index's node.
-#[derive(Clone, Copy)]
-struct Entry {
-    owner: u32,
-    segment: u16,
-    page: u16,
-    len: u32,
-    sum: u32,
-    slot: u16,
-    reads: u16,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Free,
@@ -64,8 +52,8 @@ enum State {
 struct Segment {
     state: State,
     generation: u64,
-    /// Entries by slot; NONE where one was dropped.
-    slots: Vec<EntryId>,
+    /// By slot; a dropped one keeps its slot until the segment goes.
+    entries: Vec<Entry>,
     next_page: u32,
     live: u64,
     /// Bytes of entries that were read since they were written.
@@ -78,8 +66,8 @@ pub struct Log {
     segment_bytes: u64,
     segments: Vec<Segment>,
     max_segments: usize,
-    entries: Vec<Entry>,
-    spare: Vec<EntryId>,
+    max_entries: usize,
+    live: usize,
     open: Option<u32>,
     generation: u64,
 }
@@ -96,11 +84,17 @@ impl Log {
             segment_bytes,
             segments: Vec::new(),
             max_segments,
-            entries: Vec::new(),
-            spare: Vec::new(),
+            max_entries: usize::MAX,
+            live: 0,
             open: None,
             generation: 0,
         }
+    }
+
+    /// Bound what is remembered: beyond so many entries, dropped ones included, no segment is begun
+    /// before another was given up.
+    pub fn set_max_entries(&mut self, max_entries: usize) {
+        self.max_entries = max_entries;
     }
 
     /// Bytes of a segment.
@@ -125,7 +119,7 @@ impl Log {
 
     /// Blocks it holds.
     pub fn len(&self) -> usize {
-        self.entries.len() - self.spare.len()
+        self.live
     }
 
     /// Whether it holds none.
@@ -135,11 +129,12 @@ impl Log {
 
     /// Bytes of memory in use.
     pub fn memory_bytes(&self) -> u64 {
-        let slots: usize = self.segments.iter().map(|segment| segment.slots.len()).sum();
-        let words = slots + self.spare.len();
-        (self.entries.len() * size_of::<Entry>()
-            + words * size_of::<u32>()
-            + self.segments.len() * size_of::<Segment>()) as u64
+        (self.entries() * size_of::<Entry>() + self.segments.len() * size_of::<Segment>()) as u64
+    }
+
+    /// Entries, dropped ones included.
+    fn entries(&self) -> usize {
+        self.segments.iter().map(|segment| segment.entries.len()).sum()
     }
 
     /// Whether a container of `len` bytes fits into a segment at all.
@@ -152,11 +147,11 @@ impl Log {
     pub fn next(&self, len: u32) -> Option<(Place, u32)> {
         let at = self.open?;
         let segment = &self.segments[at as usize];
-        let slot = segment.slots.len() as u32;
+        let slot = segment.entries.len() as u32;
         let directory = (slot / PER_PAGE as u32) + 1;
         let whole = (self.segment_bytes / PAGE as u64) as u32;
-        let fits =
-            segment.next_page + pages(len) + directory <= whole && slot < u32::from(u16::MAX);
+        let most = (self.max_entries / SEGMENT_SHARE).clamp(PER_PAGE, u16::MAX.into()) as u32;
+        let fits = segment.next_page + pages(len) + directory <= whole && slot < most;
         let (page, generation) = (segment.next_page, segment.generation);
         fits.then_some((Place { segment: at, generation, page, len, sum: 0 }, slot))
     }
@@ -165,52 +160,49 @@ impl Log {
     pub fn append(&mut self, len: u32, sum: u32) -> Option<(EntryId, Place, u32)> {
         let (place, slot) = self.next(len)?;
         let place = Place { sum, ..place };
-        let id = self.insert(&place, slot);
-        let segment = &mut self.segments[place.segment as usize];
-        segment.slots.push(id);
-        segment.next_page += pages(len);
-        Some((id, place, slot))
+        Some((self.push(&place), place, slot))
     }
 
     /// Name the owner of an entry.
     pub fn adopt(&mut self, id: EntryId, owner: u32) {
-        self.entries[id as usize].owner = owner;
+        self.entry_mut(id).owner = owner;
     }
 
     /// Drop one entry; its bytes are dead from now on. Returns its segment and slot.
     pub fn drop_entry(&mut self, id: EntryId) -> (u32, u32) {
-        let entry = self.entries[id as usize];
-        let segment = &mut self.segments[usize::from(entry.segment)];
-        segment.slots[usize::from(entry.slot)] = NONE;
-        let bytes = u64::from(pages(entry.len)) * PAGE as u64;
-        segment.live -= bytes;
-        segment.wanted -= if entry.reads > 0 { bytes } else { 0 };
-        self.spare.push(id);
-        (entry.segment.into(), entry.slot.into())
+        let entry = std::mem::replace(self.entry_mut(id), Entry::DEAD);
+        let (at, slot) = parts(id);
+        let segment = &mut self.segments[at as usize];
+        segment.live -= entry.bytes();
+        segment.wanted -= if entry.is_read() { entry.bytes() } else { 0 };
+        self.live -= 1;
+        (at, slot)
     }
 
     /// Where an entry's bytes are.
     pub fn place(&self, id: EntryId) -> Place {
-        let entry = self.entries[id as usize];
-        let generation = self.segments[usize::from(entry.segment)].generation;
-        let (segment, page) = (entry.segment.into(), entry.page.into());
-        Place { segment, generation, page, len: entry.len, sum: entry.sum }
+        let (segment, slot) = parts(id);
+        let Segment { generation, entries, .. } = &self.segments[segment as usize];
+        let entry = entries[slot as usize];
+        let (page, len, sum) = (entry.page.into(), entry.len(), entry.sum);
+        Place { segment, generation: *generation, page, len, sum }
     }
 
-    /// The node an entry belongs to.
+    /// The node an entry belongs to; none that exists if it was dropped.
     pub fn owner(&self, id: EntryId) -> u32 {
-        self.entries[id as usize].owner
+        let (segment, slot) = parts(id);
+        self.segments[segment as usize].entries.get(slot as usize).map_or(NONE, |entry| entry.owner)
     }
 
     /// The entry is about to be read: its segment stays as it is until `unpin`. Counts as a read.
     pub fn pin_for_read(&mut self, id: EntryId) -> Place {
-        let bytes = u64::from(pages(self.entries[id as usize].len)) * PAGE as u64;
-        let entry = &mut self.entries[id as usize];
-        let segment = &mut self.segments[usize::from(entry.segment)];
-        segment.wanted += if entry.reads == 0 { bytes } else { 0 };
-        entry.reads = (entry.reads + 1).min(MAX_READS as u16);
-        segment.pins += 1;
-        self.place(id)
+        let entry = self.entry_mut(id);
+        let first = if entry.is_read() { 0 } else { entry.bytes() };
+        entry.len_read |= READ;
+        let place = self.place(id);
+        self.segments[place.segment as usize].wanted += first;
+        self.pin(&place);
+        place
     }
 
     /// Keep a place as it is until `unpin`.
@@ -260,6 +252,9 @@ impl Log {
     /// true). `reserve` may take the last, which is kept for moving what is worth keeping.
     pub fn candidate(&self, reserve: bool) -> Option<(u32, bool)> {
         let free = |segment: &Segment| segment.state == State::Free && segment.pins == 0;
+        if !reserve && self.entries() >= self.max_entries {
+            return None;
+        }
         let unborn = self.max_segments - self.segments.len();
         let available = unborn + self.segments.iter().filter(|segment| free(segment)).count();
         if available < if reserve { 1 } else { 2 } {
@@ -298,9 +293,9 @@ impl Log {
     /// Entries of a segment: with `wanted` those that were read since they were written and so are
     /// worth moving, else the others.
     pub fn entries_of(&self, segment: u32, wanted: bool) -> Vec<EntryId> {
-        let slots = self.segments[segment as usize].slots.iter().copied();
-        let live = slots.filter(|&id| id != NONE);
-        live.filter(|&id| (self.entries[id as usize].reads > 0) == wanted).collect()
+        let entries = self.segments[segment as usize].entries.iter().enumerate();
+        let live = entries.filter(|(_, entry)| entry.len() > 0 && entry.is_read() == wanted);
+        live.map(|(slot, _)| id(segment, slot as u32)).collect()
     }
 
     /// A sealed segment that holds nothing any more is free.
@@ -311,7 +306,7 @@ impl Log {
         let segment = &mut self.segments[at as usize];
         assert!(segment.state == State::Sealed && segment.live == 0, "segment {at} is in use");
         segment.state = State::Free;
-        segment.slots = Vec::new();
+        segment.entries = Vec::new();
     }
 
     /// The disk gave no space for another segment: do with those there are.
@@ -349,38 +344,34 @@ impl Log {
             len: record.len,
             sum: record.sum,
         };
-        let in_order = record.slot as usize >= known.slots.len() && record.page >= known.next_page;
-        if record.len == 0 || !in_order || end.checked_add(directory)? > whole {
+        let in_order =
+            record.slot as usize >= known.entries.len() && record.page >= known.next_page;
+        let nameable = record.slot < u32::from(u16::MAX);
+        if record.len == 0 || !in_order || !nameable || end.checked_add(directory)? > whole {
             return None;
         }
-        let id = self.insert(&place, record.slot);
         let segment = &mut self.segments[record.segment as usize];
-        segment.slots.resize(record.slot as usize, NONE);
-        segment.slots.push(id);
-        segment.state = State::Sealed;
-        segment.generation = record.generation;
-        segment.next_page = end;
+        segment.entries.resize(record.slot as usize, Entry::DEAD);
+        (segment.state, segment.generation) = (State::Sealed, record.generation);
         self.generation = self.generation.max(record.generation);
-        Some(id)
+        Some(self.push(&place))
     }
 
-    fn insert(&mut self, place: &Place, slot: u32) -> EntryId {
-        let entry = Entry {
-            owner: NONE,
-            segment: place.segment as u16,
-            page: place.page as u16,
-            len: place.len,
-            sum: place.sum,
-            slot: slot as u16,
-            reads: 0,
-        };
-        self.segments[place.segment as usize].live += u64::from(pages(place.len)) * PAGE as u64;
-        if let Some(id) = self.spare.pop() {
-            self.entries[id as usize] = entry;
-            return id;
-        }
-        self.entries.push(entry);
-        (self.entries.len() - 1) as EntryId
+    /// Add an entry in the next slot of its segment.
+    fn push(&mut self, place: &Place) -> EntryId {
+        let Place { segment: at, page, len, sum, .. } = *place;
+        let entry = Entry { owner: NONE, len_read: len, sum, page: page as u16 };
+        let segment = &mut self.segments[at as usize];
+        segment.live += entry.bytes();
+        segment.next_page = page + pages(len);
+        segment.entries.push(entry);
+        self.live += 1;
+        id(at, segment.entries.len() as u32 - 1)
+    }
+
+    fn entry_mut(&mut self, id: EntryId) -> &mut Entry {
+        let (segment, slot) = parts(id);
+        &mut self.segments[segment as usize].entries[slot as usize]
     }
 }
 
@@ -389,7 +380,7 @@ impl Segment {
         Self {
             state: State::Free,
             generation: 0,
-            slots: Vec::new(),
+            entries: Vec::new(),
             next_page: 0,
             live: 0,
             wanted: 0,

@@ -1,7 +1,8 @@
 //! What two stores say to each other, in the frames of `wire`.
 //!
 //! A connection is for one thing: `Fetch` asks for blocks, each answered in order by a [`BlockHead`]
-//! and, if it is there, `len` bytes of its container; `Subscribe` asks for the stream of what the
+//! and, if it is there, `len` bytes of its container; `Taken` says that all of the oldest request's
+//! have arrived, so that the sender may let go of them. `Subscribe` asks for the stream of what the
 //! other store holds. Every frame is bounded, and so is what follows a head: the reader decides by
 //! `len` before it takes a byte.
 
@@ -24,6 +25,12 @@ const LOADS: u8 = 8;
 const BEAT: u8 = 9;
 const POOL: u8 = 10;
 const RATE: u8 = 11;
+const TAKEN: u8 = 12;
+
+/// Keys of one `Fetch`.
+pub(crate) const FETCH_MAX: usize = 32;
+/// Requests that may be under way on one connection.
+pub(crate) const FETCHES_MAX: usize = 2;
 
 /// Bytes of an [`Entry`] on the wire.
 pub(crate) const ENTRY_BYTES: usize = 12;
@@ -56,6 +63,8 @@ pub(crate) enum Message<'a> {
     },
     /// See [`BlockHead`].
     Block(BlockHead),
+    /// The blocks of the oldest request have arrived.
+    Taken,
     /// Send what you hold, and then every change.
     Subscribe,
     /// Forget what you know; all I hold follows, then changes from `next` on.
@@ -118,6 +127,7 @@ impl<'a> Message<'a> {
                 let parent = (parent != NO_KEY).then_some(parent);
                 Self::Block(BlockHead { key, parent, len: at.u32()? })
             }
+            TAKEN => Self::Taken,
             SUBSCRIBE => Self::Subscribe,
             SNAPSHOT => Self::Snapshot { next: at.u64()? },
             HELD => Self::Held(records(&mut at)?),
@@ -153,6 +163,7 @@ pub(crate) fn encode_message(message: &Message<'_>, out: &mut Vec<u8>) {
             out.extend(head.parent.unwrap_or(NO_KEY));
             out.extend(head.len.to_le_bytes());
         }),
+        Message::Taken => frame(out, TAKEN, 0, |_| {}),
         Message::Subscribe => frame(out, SUBSCRIBE, 0, |_| {}),
         Message::Snapshot { next } => {
             frame(out, SNAPSHOT, 0, |out| out.extend(next.to_le_bytes()));

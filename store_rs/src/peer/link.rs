@@ -5,6 +5,7 @@
 //! ends within the patience that was set, so that a silent peer costs its own thread only.
 
 use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
@@ -16,6 +17,13 @@ pub trait Link: Send {
 
     /// Write some bytes of `parts`, from the first on.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
+
+    /// Write some bytes of a file from `offset` on, which are mapped at `bytes` and stay as they are
+    /// until the other side has said that it has them: a fabric may send them without a copy.
+    fn write_file(&mut self, file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        let _ = (file, offset);
+        self.write(&[IoSlice::new(bytes)])
+    }
 
     /// How long one read, and one write, may wait; `TimedOut` or `WouldBlock` after that.
     fn set_patience(&mut self, read: Duration, write: Duration) -> io::Result<()>;
@@ -66,6 +74,25 @@ pub(crate) fn read_exact(link: &mut dyn Link, mut into: &mut [u8]) -> io::Result
         match link.read(into) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(read) => into = &mut into[read..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Write all of `bytes`, which are those of `file` from `offset` on; see [`Link::write_file`].
+pub(crate) fn write_all_of_file(
+    link: &mut dyn Link,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    bytes: &[u8],
+) -> io::Result<()> {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        match link.write_file(file, offset + sent as u64, &bytes[sent..]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => sent += written,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }

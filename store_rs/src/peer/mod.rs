@@ -15,11 +15,16 @@ mod tls;
 
 pub(crate) use auth::{Secret, greet_client, greet_server};
 pub(crate) use frames::{
-    BlockHead, ENTRY_BYTES, FrameReader, Message, decode_entry, encode_entry, encode_message,
-    send_message,
+    BlockHead, ENTRY_BYTES, FETCH_MAX, FETCHES_MAX, FrameReader, Message, decode_entry,
+    encode_entry, encode_message, send_message,
 };
 pub use link::{Accepting, Cutter, Link, Transport};
-pub(crate) use link::{read_exact, write_all};
+pub(crate) use link::{read_exact, write_all, write_all_of_file};
 pub(crate) use pace::Pacer;
 pub use settings::{PeerSettings, TlsFiles};
 pub use tcp::Tcp;
+
+/// Whether these bytes are something that a store says to another.
+pub fn is_message(op: u8, payload: &[u8]) -> bool {
+    Message::decode(op, payload).is_ok()
+}

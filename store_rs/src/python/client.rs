@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyDict};
 use super::arguments::{self, Buffers};
 use super::cluster::ClusterView;
 use super::errors::raise;
+use super::hint::{Hint, caller};
 use super::lease::Lease;
 use super::reading::Reading;
 use super::server::stats_dict;
@@ -79,69 +80,73 @@ impl StoreClient {
         Ok(Self { client: RwLock::new(Some(Arc::new(client))), timeout_s, epoch, server_pid })
     }
 
-    #[pyo3(name = "match", signature = (keys, tenant="", *, timeout_s=None))]
+    #[pyo3(name = "match", signature = (keys, tenant="", *, hint=None, timeout_s=None))]
     fn match_prefix(
         &self,
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         tenant: &str,
+        hint: Option<&Hint>,
         timeout_s: Option<f64>,
     ) -> PyResult<usize> {
-        let keys = arguments::keys(keys)?;
-        self.call(py, timeout_s, |client, deadline| client.match_prefix(&keys, tenant, deadline))
+        let (keys, caller) = (arguments::keys(keys)?, caller(tenant, hint));
+        self.call(py, timeout_s, |client, deadline| client.match_prefix(&keys, caller, deadline))
     }
 
-    #[pyo3(signature = (keys, tenant="", *, timeout_s=None))]
+    #[pyo3(signature = (keys, tenant="", *, hint=None, timeout_s=None))]
     fn lease(
         &self,
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         tenant: &str,
+        hint: Option<&Hint>,
         timeout_s: Option<f64>,
     ) -> PyResult<Vec<Option<Lease>>> {
-        let keys = arguments::keys(keys)?;
+        let (keys, caller) = (arguments::keys(keys)?, caller(tenant, hint));
         let leases =
-            self.call(py, timeout_s, |client, deadline| client.lease(&keys, tenant, deadline))?;
+            self.call(py, timeout_s, |client, deadline| client.lease(&keys, caller, deadline))?;
         let pairs = keys.into_iter().zip(leases);
         Ok(pairs.map(|(key, lease)| lease.and_then(|lease| Lease::new(key, lease))).collect())
     }
 
-    #[pyo3(signature = (keys, buffers, tenant="", *, timeout_s=None))]
+    #[pyo3(signature = (keys, buffers, tenant="", *, hint=None, timeout_s=None))]
     fn read_into(
         &self,
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
         tenant: &str,
+        hint: Option<&Hint>,
         timeout_s: Option<f64>,
     ) -> PyResult<usize> {
-        let keys = arguments::keys(keys)?;
+        let (keys, caller) = (arguments::keys(keys)?, caller(tenant, hint));
         let mut buffers = Buffers::of(buffers, keys.len(), true)?;
         let mut slices = buffers.slices_mut()?;
         self.call(py, timeout_s, |client, deadline| {
-            client.read_into(&keys, &mut slices, tenant, deadline)
+            client.read_into(&keys, &mut slices, caller, deadline)
         })
     }
 
-    #[pyo3(signature = (keys, buffers, tenant="", *, timeout_s=None))]
+    #[pyo3(signature = (keys, buffers, tenant="", *, hint=None, timeout_s=None))]
     fn open(
         &self,
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
         tenant: &str,
+        hint: Option<&Hint>,
         timeout_s: Option<f64>,
     ) -> PyResult<Reading> {
-        let keys = arguments::keys(keys)?;
+        let (keys, caller) = (arguments::keys(keys)?, caller(tenant, hint));
         let buffers = Buffers::of(buffers, keys.len(), true)?;
         let nbytes = buffers.common_size()?;
         let deadline = arguments::deadline(timeout_s.unwrap_or(self.timeout_s))?;
         let reading = self
-            .call(py, timeout_s, |client, deadline| client.open(&keys, nbytes, tenant, deadline))?;
+            .call(py, timeout_s, |client, deadline| client.open(&keys, nbytes, caller, deadline))?;
         Ok(Reading::new(reading, buffers, deadline))
     }
 
-    #[pyo3(signature = (keys, parents, buffers, shape, tenant="", *, timeout_s=None))]
+    #[pyo3(signature = (keys, parents, buffers, shape, tenant="", *, hint=None, timeout_s=None))]
     #[allow(clippy::too_many_arguments)]
     fn put(
         &self,
@@ -151,9 +156,10 @@ impl StoreClient {
         buffers: &Bound<'_, PyAny>,
         shape: &BlockShape,
         tenant: &str,
+        hint: Option<&Hint>,
         timeout_s: Option<f64>,
     ) -> PyResult<Vec<&'static str>> {
-        let keys = arguments::keys(keys)?;
+        let (keys, caller) = (arguments::keys(keys)?, caller(tenant, hint));
         let parents = arguments::parents(parents)?;
         let buffers = Buffers::of(buffers, keys.len(), false)?;
         let slices = buffers.slices();
@@ -170,7 +176,7 @@ impl StoreClient {
         let blocks: Vec<_> =
             blocks.map(|((key, parent), bytes)| PutBlock { key, parent, bytes }).collect();
         let statuses = self.call(py, timeout_s, |client, deadline| {
-            client.put(&blocks, shape.wire, tenant, deadline)
+            client.put(&blocks, shape.wire, caller, deadline)
         })?;
         Ok(statuses.into_iter().map(|status| status.text()).collect())
     }

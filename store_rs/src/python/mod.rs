@@ -8,6 +8,7 @@ mod arguments;
 mod client;
 mod cluster;
 mod errors;
+mod hint;
 mod keys;
 mod lease;
 mod peer;
@@ -24,6 +25,7 @@ fn _store(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<client::StoreClient>()?;
     module.add_class::<cluster::ClusterIndex>()?;
     module.add_class::<cluster::ClusterView>()?;
+    module.add_class::<hint::Hint>()?;
     module.add_class::<lease::Lease>()?;
     module.add_class::<peer::PeerSettings>()?;
     module.add_class::<route::Route>()?;

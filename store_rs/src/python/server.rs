@@ -14,7 +14,7 @@ use super::peer::PeerSettings;
 use super::shape::{CODECS, DTYPES};
 use crate::disk::DiskOptions;
 use crate::error::Error;
-use crate::index::Usage;
+use crate::index::{Eviction, Usage};
 use crate::progress::Phase;
 use crate::server::{CodecChoice, Options, Server};
 use crate::wire::StatsReply;
@@ -53,7 +53,7 @@ impl StoreServer {
     #[pyo3(signature = (
         *, socket, dram_bytes, ingest_bytes_max=67_108_864, max_sessions=128,
         ingest_bytes_total=None, index_bytes=None, max_leases=65_536, codec="none",
-        transcode_share=0.1, transcode_idle_s=2.0, peer=None, nvme_path=None, nvme_bytes=0,
+        eviction="ours", transcode_share=0.1, transcode_idle_s=2.0, peer=None, nvme_path=None, nvme_bytes=0,
         nvme_write_bytes_per_s=0, nvme_io_uring=true, tenant_bytes=None,
         tenant_nvme_bytes=None, nvme_codec=None
     ))]
@@ -68,6 +68,7 @@ impl StoreServer {
         index_bytes: Option<u64>,
         max_leases: usize,
         codec: &str,
+        eviction: &str,
         transcode_share: f64,
         transcode_idle_s: f64,
         peer: Option<&PeerSettings>,
@@ -81,6 +82,7 @@ impl StoreServer {
     ) -> PyResult<Self> {
         let peer = peer.map_or_else(Default::default, |peer| peer.0.clone());
         let codec = CodecChoice::from_name(codec).map_err(|error| raise(py, &error))?;
+        let eviction = Eviction::from_name(eviction).map_err(|error| raise(py, &error))?;
         let transcode_idle = Duration::try_from_secs_f64(transcode_idle_s)
             .map_err(|error| PyValueError::new_err(format!("transcode_idle_s: {error}")))?;
         let disk_codec = nvme_codec.map(CodecChoice::from_name).transpose();
@@ -101,6 +103,7 @@ impl StoreServer {
             max_sessions,
             max_leases,
             codec,
+            eviction,
             transcode_share,
             transcode_idle,
             peer,

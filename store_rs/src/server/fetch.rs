@@ -14,7 +14,7 @@ use super::Shared;
 use crate::alloc::ExtentId;
 use crate::block;
 use crate::error::{Error, Result};
-use crate::index::{Reserve, Tick};
+use crate::index::{Hint, Reserve, Tick, Wish};
 use crate::key::Key;
 
 /// What a session wants to lease.
@@ -22,6 +22,8 @@ use crate::key::Key;
 pub(crate) struct Wanted<'a> {
     /// Who asks.
     pub(crate) tenant: &'a str,
+    /// What is known of the blocks' next use.
+    pub(crate) hint: Hint,
     /// Which blocks.
     pub(crate) keys: &'a [Key],
     /// Of no use behind the first that is absent.
@@ -70,7 +72,8 @@ impl Landing {
         len: u32,
     ) -> Result<Option<Self>> {
         let now = shared.now();
-        let reserved = shared.index()?.reserve(key, parent, len.into(), tenant, now);
+        let wish = Wish { key, parent, bytes: len.into(), tenant, hint: Hint::NONE };
+        let reserved = shared.index()?.reserve(&wish, now);
         let Reserve::Granted(extent, offset) = reserved else { return Ok(None) };
         Ok(Some(Self::new(shared, extent, offset, len)))
     }
@@ -112,10 +115,10 @@ impl Drop for Landing {
     }
 }
 
-/// How many of `keys`, from the first, some tier holds. Counts as a use of each.
-pub(super) fn match_prefix(shared: &Shared, keys: &[Key]) -> Result<usize> {
+/// How many of `keys`, from the first, some tier holds.
+pub(super) fn match_prefix(shared: &Shared, keys: &[Key], hint: Hint) -> Result<usize> {
     let now = shared.now();
-    let mut matched = shared.index()?.match_prefix(keys, now);
+    let mut matched = shared.index()?.match_prefix(keys, hint, now);
     loop {
         let before = matched;
         for tier in &shared.tiers {
@@ -124,7 +127,7 @@ pub(super) fn match_prefix(shared: &Shared, keys: &[Key]) -> Result<usize> {
         if matched == before || matched == keys.len() {
             return Ok(matched);
         }
-        matched += shared.index()?.match_prefix(&keys[matched..], now);
+        matched += shared.index()?.match_prefix(&keys[matched..], hint, now);
     }
 }
 
@@ -153,7 +156,10 @@ fn bring_from(
         wait_landed(shared, wanted)?;
         return Ok(absent);
     }
-    let held = if wanted.prefix { match_prefix(shared, wanted.keys)? } else { wanted.keys.len() };
+    let held = match wanted.prefix {
+        true => match_prefix(shared, wanted.keys, Hint::NONE)?,
+        false => wanted.keys.len(),
+    };
     let within = Wanted { keys: &wanted.keys[..held], ..*wanted };
     for tier in tiers {
         let missing = shared.index()?.missing(within.keys);

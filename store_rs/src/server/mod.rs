@@ -33,7 +33,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::arena::Arena;
 use crate::disk::{Disk, Threads};
 use crate::error::{Error, Result};
-use crate::index::{Index, Lru, SessionId, Tick};
+use crate::index::{Index, SessionId, Tick};
 use crate::memory;
 use crate::peer::{Tcp, Transport};
 use crate::wire::StatsReply;
@@ -106,7 +106,7 @@ impl Server {
         transport: Box<dyn Transport>,
     ) -> Result<Self> {
         let budget = options.budget()?;
-        let peers = Arc::new(Peers::new(options.peer.clone(), transport)?);
+        let peers = Arc::new(Peers::new(options.peer.clone(), budget.cluster, transport)?);
         if options.peer.listen.is_some() {
             tiers.push(Box::new(PeerTier(Arc::clone(&peers))));
         }
@@ -115,7 +115,8 @@ impl Server {
         let codec = DramCodec::choose(options.codec)?;
         let progress = Arc::clone(&options.progress);
         let arena = Arena::create_telling(budget.arena as usize, &progress)?;
-        let index = Mutex::new(Index::new(arena.size(), budget.limits, Box::new(Lru::default())));
+        let policy = options.eviction.build(budget.limits.max_blocks);
+        let index = Mutex::new(Index::new(arena.size(), budget.limits, policy));
         let disk = match options.nvme.clone() {
             Some(nvme) => Some(Disk::open(nvme, &index, &progress)?),
             None => None,
@@ -243,13 +244,14 @@ impl Shared {
         })
     }
 
-    /// Without sessions and threads; time goes on by one with each look at it.
+    /// Without sessions and threads; time goes on by a millisecond with each look at it.
     #[cfg(test)]
     pub(crate) fn simulated(arena: Arena, index: Index) -> Arc<Self> {
         let options = Options::new("/nowhere", arena.size());
         let codec = DramCodec::choose(options.codec).expect("no codec");
         let transport = Box::new(Tcp::new(&options.peer).expect("no settings"));
-        let peers = Arc::new(Peers::new(options.peer.clone(), transport).expect("no settings"));
+        let peers = Peers::new(options.peer.clone(), 0, transport).expect("no settings");
+        let peers = Arc::new(peers);
         let index = Mutex::new(index);
         let shared = Self::new(options, codec, arena, index, 0, Vec::new(), None, peers);
         let mut shared = shared.expect("an eventfd");
@@ -280,7 +282,7 @@ impl Shared {
     pub(crate) fn now(&self) -> Tick {
         #[cfg(test)]
         if let Some(steps) = &self.steps {
-            return steps.fetch_add(1, Ordering::Relaxed);
+            return steps.fetch_add(1000, Ordering::Relaxed);
         }
         self.started.elapsed().as_micros() as Tick
     }
@@ -333,6 +335,7 @@ impl Shared {
             ("codec", self.codec.name()),
             ("codec_why", &self.codec.why),
             ("nvme_codec_why", &disk_why),
+            ("eviction", self.options.eviction.name()),
         ];
         Ok(StatsReply {
             values,

@@ -68,7 +68,7 @@ impl Session {
 
     fn verify_dram(&self, row: &Listed, done: &mut Verified) -> Result<()> {
         let now = self.shared.now();
-        let leased = self.shared.index()?.lease(self.id, &row.key, now);
+        let leased = self.shared.index()?.lend(self.id, &row.key, now);
         let Some(leased) = leased else { return Ok(()) };
         let at = self.shared.arena.at(leased.offset, leased.len as usize);
         // SAFETY: leased until the release below, so nobody writes it.

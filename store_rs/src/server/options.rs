@@ -1,22 +1,26 @@
 //! What a store is started with, and how its memory is divided.
 //!
 //! `dram_bytes` is a hard cap on everything a store holds: the arena, the put buffers of its
-//! clients, the index, and what the disk tier stages. The division is fixed at start, so no later
-//! event can exceed it.
+//! clients, the index and its journal, the cluster index, and what the disk tier stages. The division
+//! is fixed at start, so no later event can exceed it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::alloc::{GRANULE, MAX_CAPACITY};
+use crate::cluster;
 use crate::disk::{DiskOptions, writer_memory_bytes};
 use crate::error::{Error, Result};
-use crate::index::Limits;
+use crate::index::{Eviction, JOURNAL_BYTES, Limits};
 use crate::peer::PeerSettings;
 use crate::progress::Progress;
 
 /// Memory one indexed block may take; a test measures that it is enough.
 const INDEX_BYTES_PER_BLOCK: u64 = 128;
+
+/// Of the memory: what the cluster index of a store with peers may take.
+const CLUSTER_SHARE: u64 = 32;
 
 const MIB: u64 = 1 << 20;
 
@@ -66,6 +70,8 @@ pub struct Options {
     pub max_sessions: usize,
     /// Leases one session may hold at once.
     pub max_leases: usize,
+    /// Which block goes when there is no room.
+    pub eviction: Eviction,
     /// How blocks are stored in DRAM.
     pub codec: CodecChoice,
     /// Share of one core for coding idle blocks again.
@@ -88,6 +94,8 @@ pub struct Options {
 pub(super) struct Budget {
     pub(super) arena: u64,
     pub(super) ingest: u64,
+    /// Of the cluster index, also while it grows.
+    pub(super) cluster: u64,
     pub(super) limits: Limits,
 }
 
@@ -102,6 +110,7 @@ impl Options {
             index_bytes: None,
             max_sessions: 128,
             max_leases: 65_536,
+            eviction: Eviction::Ours,
             codec: CodecChoice::None,
             transcode_share: 0.1,
             transcode_idle: Duration::from_secs(2),
@@ -119,11 +128,13 @@ impl Options {
         }
         let ingest = self.ingest_bytes_total.unwrap_or_else(|| self.default_ingest());
         let index = self.index_bytes.unwrap_or((self.dram_bytes / 64).max(MIB));
+        let max_blocks = index.saturating_sub(JOURNAL_BYTES) / INDEX_BYTES_PER_BLOCK;
+        let cluster = self.cluster_bytes(max_blocks);
         let staging =
             self.nvme.as_ref().map_or(0, |disk| writer_memory_bytes(disk, self.dram_bytes));
-        let arena = ingest
-            .checked_add(index)
-            .and_then(|others| others.checked_add(staging))
+        let arena = [index, cluster, staging]
+            .into_iter()
+            .try_fold(ingest, u64::checked_add)
             .and_then(|others| self.dram_bytes.checked_sub(others))
             .map_or(0, |arena| arena / (16 * GRANULE) * (16 * GRANULE));
         if arena < MIB {
@@ -134,7 +145,7 @@ impl Options {
                      raise it, or lower ingest_bytes_total",
                     self.dram_bytes / MIB,
                     ingest / MIB,
-                    index / MIB
+                    index.saturating_add(cluster) / MIB
                 ),
             ));
         }
@@ -142,17 +153,28 @@ impl Options {
             let most = MAX_CAPACITY >> 40;
             return Err(Error::config("dram_bytes", format!("one store holds at most {most} TiB")));
         }
-        let max_blocks = usize::try_from(index / INDEX_BYTES_PER_BLOCK).unwrap_or(usize::MAX);
         Ok(Budget {
             arena,
             ingest,
+            cluster,
             limits: Limits {
-                max_blocks,
+                max_blocks: usize::try_from(max_blocks).unwrap_or(usize::MAX),
                 max_leases: self.max_leases,
                 tenant_bytes: self.tenant_bytes.unwrap_or(u64::MAX),
                 tenant_disk_bytes: self.tenant_disk_bytes.unwrap_or(u64::MAX),
             },
         })
+    }
+
+    /// What all nodes hold, as it is told to routers. Without peers that is what this store and the
+    /// pools of its replicas hold; with them a share of the memory, unless it was chosen.
+    fn cluster_bytes(&self, max_blocks: u64) -> u64 {
+        let own = cluster::bytes_for(max_blocks.saturating_mul(2));
+        match (self.peer.index_bytes, &self.peer.listen) {
+            (Some(chosen), _) => chosen,
+            (None, None) => own,
+            (None, Some(_)) => own.max((self.dram_bytes / CLUSTER_SHARE).min(cluster::BYTES_MAX)),
+        }
     }
 
     /// An eighth of the memory, more in a small store so that one client gets a whole buffer, and
@@ -174,8 +196,8 @@ mod tests {
         for mib in [16, 64, 256, 2048, 1 << 18] {
             let options = Options::new("/tmp/s", mib * MIB);
             let budget = options.budget().expect("possible");
-            let index = budget.limits.max_blocks as u64 * INDEX_BYTES_PER_BLOCK;
-            let total = budget.arena + budget.ingest + index;
+            let index = budget.limits.max_blocks as u64 * INDEX_BYTES_PER_BLOCK + JOURNAL_BYTES;
+            let total = budget.arena + budget.ingest + budget.cluster + index;
             assert!(total <= mib * MIB && total + 8192 > mib * MIB, "{mib} MiB: {total}");
             assert!(budget.arena >= mib * MIB / 2);
         }

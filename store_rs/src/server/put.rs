@@ -18,8 +18,8 @@ use crate::alloc::ExtentId;
 use crate::arena::Ingest;
 use crate::block::Layout;
 use crate::error::{Error, Result};
-use crate::index::{Refusal, Reserve, SessionId};
-use crate::wire::{BlockShape, PutItem, PutStatus};
+use crate::index::{Refusal, Reserve, SessionId, Wish};
+use crate::wire::{BlockShape, Caller, PutItem, PutStatus};
 
 /// How long a put waits for other puts of its keys, for reads of them from disk, and for room.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -63,20 +63,20 @@ impl Session {
     /// One status byte per item.
     pub(super) fn put(
         &mut self,
-        tenant: &str,
+        caller: Caller<'_>,
         shape: BlockShape,
         items: &[[u8; 72]],
     ) -> Result<Vec<u8>> {
         let mut encoder = std::mem::take(&mut self.encoder);
         let mut forecast = std::mem::take(&mut self.forecast);
-        let statuses = self.put_all(tenant, shape, items, &mut encoder, &mut forecast);
+        let statuses = self.put_all(caller, shape, items, &mut encoder, &mut forecast);
         (self.encoder, self.forecast) = (encoder, forecast);
         statuses
     }
 
     fn put_all(
         &self,
-        tenant: &str,
+        caller: Caller<'_>,
         shape: BlockShape,
         items: &[[u8; 72]],
         encoder: &mut Encoder,
@@ -101,7 +101,7 @@ impl Session {
                 break;
             }
             let len = forecast.bytes(&layout);
-            let steps = self.reserve(tenant, len, &items, &open)?;
+            let steps = self.reserve(caller, len, &items, &open)?;
             let (mut waiting, mut again) = (Vec::new(), Vec::new());
             for (&at, step) in open.iter().zip(steps) {
                 match step {
@@ -130,17 +130,19 @@ impl Session {
 
     fn reserve<'a>(
         &'a self,
-        tenant: &str,
+        caller: Caller<'_>,
         len: usize,
         items: &[PutItem],
         open: &[usize],
     ) -> Result<Vec<Step<'a>>> {
         let shared = &*self.shared;
-        let now = shared.now();
+        let (now, Caller { tenant, hint }) = (shared.now(), caller);
         let mut index = shared.index()?;
         let mut step = |at: &usize| {
             let PutItem { key, parent, .. } = &items[*at];
-            match index.reserve(key, parent.as_ref(), len as u64, tenant, now) {
+            let (parent, bytes) = (parent.as_ref(), len as u64);
+            let wish = Wish { key, parent, bytes, tenant, hint };
+            match index.reserve(&wish, now) {
                 Reserve::Present => {
                     index.put_by(self.id, key);
                     Step::Done(PutStatus::Present)

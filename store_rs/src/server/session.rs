@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fdpass::{recv_some, send_all, send_with_fds};
 use crate::index::SessionId;
 use crate::key::{KEY_BYTES, Key, NO_KEY};
-use crate::wire::{self, HEADER_BYTES, LeaseEntry, MAX_ITEMS, Reply, Request};
+use crate::wire::{self, Caller, HEADER_BYTES, LeaseEntry, MAX_ITEMS, Reply, Request};
 
 const FIRST_BUFFER: usize = 64 << 10;
 
@@ -98,20 +98,21 @@ impl Session {
                 return Ok(());
             }
             Request::Cluster => return self.pass_cluster(seq, out),
-            Request::Lease { tenant, keys, prefix, wait_ms, enough } => {
+            Request::Lease { caller, keys, prefix, wait_ms, enough } => {
+                let Caller { tenant, hint } = caller;
                 let deadline = Instant::now() + Duration::from_millis(wait_ms.into());
                 let enough = enough as usize;
                 let since = self.shared.now();
-                let wanted = Wanted { tenant, keys, prefix, since, enough, deadline };
+                let wanted = Wanted { tenant, hint, keys, prefix, since, enough, deadline };
                 self.lease(&wanted, seq, out)
             }
-            Request::Match { keys, .. } => {
-                let matched = fetch::match_prefix(&self.shared, keys)?;
+            Request::Match { caller, keys } => {
+                let matched = fetch::match_prefix(&self.shared, keys, caller.hint)?;
                 Reply::Count(matched as u32).encode(seq, out);
                 Ok(())
             }
-            Request::Put { tenant, shape, items } => {
-                self.put(tenant, shape, items).map(|done| Reply::PutDone(&done).encode(seq, out))
+            Request::Put { caller, shape, items } => {
+                self.put(caller, shape, items).map(|done| Reply::PutDone(&done).encode(seq, out))
             }
             Request::Evict { keys } => {
                 let evicted = self.shared.index()?.evict(keys);
@@ -175,7 +176,7 @@ impl Session {
     fn lease(&self, wanted: &Wanted<'_>, seq: u64, out: &mut Vec<u8>) -> Result<()> {
         let absent = fetch::bring(&self.shared, wanted)?;
         let (mut absent, mut dram_hits) = (absent.iter().peekable(), 0);
-        let Wanted { keys, prefix, .. } = *wanted;
+        let Wanted { keys, prefix, hint, .. } = *wanted;
         let now = self.shared.now();
         let mut entries = Vec::with_capacity(keys.len().min(MAX_ITEMS));
         let mut index = self.shared.index()?;
@@ -188,7 +189,7 @@ impl Session {
         }
         for key in keys {
             let brought = absent.next_if_eq(&key).is_some();
-            match index.lease(self.id, key, now) {
+            match index.lease(self.id, key, hint, now) {
                 Some(leased) => {
                     dram_hits += u64::from(!brought);
                     let (token, offset, len) = (leased.token, leased.offset, leased.len);

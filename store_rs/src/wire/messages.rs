@@ -2,6 +2,7 @@
 
 use super::{Cursor, LOAD_BYTES, MAX_ITEMS, frame, put_text};
 use crate::error::{Error, Result};
+use crate::index::Hint;
 use crate::key::{KEY_BYTES, Key, NO_KEY};
 
 const HELLO: u8 = 1;
@@ -43,6 +44,15 @@ pub struct BlockShape {
     pub channels: u32,
 }
 
+/// Who asks, and what is known of the next use of the blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Caller<'a> {
+    /// The tenant.
+    pub tenant: &'a str,
+    /// See [`Hint`].
+    pub hint: Hint,
+}
+
 /// One block of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PutItem {
@@ -65,14 +75,14 @@ pub enum Request<'a> {
     /// Longest run of present blocks.
     Match {
         /// Who asks.
-        tenant: &'a str,
+        caller: Caller<'a>,
         /// The chain, from its first block.
         keys: &'a [Key],
     },
     /// Lease blocks; with `prefix`, stop at the first that is absent.
     Lease {
         /// Who asks.
-        tenant: &'a str,
+        caller: Caller<'a>,
         /// Which blocks.
         keys: &'a [Key],
         /// Stop at the first absent one.
@@ -95,7 +105,7 @@ pub enum Request<'a> {
     /// Store blocks that lie in the ingest buffer.
     Put {
         /// Whose blocks.
-        tenant: &'a str,
+        caller: Caller<'a>,
         /// The shape of all of them.
         shape: BlockShape,
         /// Items, undecoded.
@@ -156,6 +166,28 @@ pub enum Request<'a> {
     },
 }
 
+impl<'a> From<&'a str> for Caller<'a> {
+    fn from(tenant: &'a str) -> Self {
+        Self { tenant, hint: Hint::NONE }
+    }
+}
+
+impl<'a> Caller<'a> {
+    fn decode(at: &mut Cursor<'a>) -> Result<Self> {
+        let (priority, session_end) = (i8::from_le_bytes(at.array()?), at.u8()? != 0);
+        let hint = Hint { priority, session_end, expected_reuse_s: at.u32()? };
+        Ok(Self { hint, tenant: at.text()? })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let Hint { priority, session_end, expected_reuse_s } = self.hint;
+        out.extend(priority.to_le_bytes());
+        out.push(u8::from(session_end));
+        out.extend(expected_reuse_s.to_le_bytes());
+        put_text(out, self.tenant);
+    }
+}
+
 impl PutItem {
     /// Decode one item of [`Request::Put`].
     pub fn decode(bytes: &[u8; ITEM_BYTES]) -> Self {
@@ -186,10 +218,11 @@ impl<'a> Request<'a> {
         let mut at = Cursor::new(payload);
         let request = match op {
             HELLO => Self::Hello { ingest_bytes: at.u64()? },
-            MATCH => Self::Match { tenant: at.text()?, keys: keys(&mut at)? },
+            MATCH => Self::Match { caller: Caller::decode(&mut at)?, keys: keys(&mut at)? },
             LEASE => {
                 let (prefix, wait_ms, enough) = (at.u8()? != 0, at.u32()?, at.u32()?);
-                Self::Lease { tenant: at.text()?, keys: keys(&mut at)?, prefix, wait_ms, enough }
+                let (caller, keys) = (Caller::decode(&mut at)?, keys(&mut at)?);
+                Self::Lease { caller, keys, prefix, wait_ms, enough }
             }
             RELEASE => {
                 let count = at.u32()?;
@@ -199,10 +232,10 @@ impl<'a> Request<'a> {
             PUT => {
                 let dtype = at.u8()?;
                 let (planes, tokens, channels) = (at.u32()?, at.u32()?, at.u32()?);
-                let tenant = at.text()?;
+                let caller = Caller::decode(&mut at)?;
                 let count = at.u32()?;
                 let shape = BlockShape { dtype, planes, tokens, channels };
-                Self::Put { tenant, shape, items: at.records(count)? }
+                Self::Put { caller, shape, items: at.records(count)? }
             }
             EVICT => Self::Evict { keys: keys(&mut at)? },
             STATS => Self::Stats,
@@ -233,16 +266,16 @@ impl<'a> Request<'a> {
             Self::Hello { ingest_bytes } => {
                 frame(out, HELLO, seq, |out| out.extend(ingest_bytes.to_le_bytes()));
             }
-            Self::Match { tenant, keys } => frame(out, MATCH, seq, |out| {
-                put_text(out, tenant);
+            Self::Match { caller, keys } => frame(out, MATCH, seq, |out| {
+                caller.encode(out);
                 put_records(out, keys);
             }),
-            Self::Lease { tenant, keys, prefix, wait_ms, enough } => {
+            Self::Lease { caller, keys, prefix, wait_ms, enough } => {
                 frame(out, LEASE, seq, |out| {
                     out.push(u8::from(prefix));
                     out.extend(wait_ms.to_le_bytes());
                     out.extend(enough.to_le_bytes());
-                    put_text(out, tenant);
+                    caller.encode(out);
                     put_records(out, keys);
                 })
             }
@@ -250,12 +283,12 @@ impl<'a> Request<'a> {
             Self::Corrupt { token } => {
                 frame(out, CORRUPT, seq, |out| out.extend(token.to_le_bytes()));
             }
-            Self::Put { tenant, shape, items } => frame(out, PUT, seq, |out| {
+            Self::Put { caller, shape, items } => frame(out, PUT, seq, |out| {
                 out.push(shape.dtype);
                 for size in [shape.planes, shape.tokens, shape.channels] {
                     out.extend(size.to_le_bytes());
                 }
-                put_text(out, tenant);
+                caller.encode(out);
                 put_records(out, items);
             }),
             Self::Evict { keys } => frame(out, EVICT, seq, |out| put_records(out, keys)),

@@ -7,15 +7,15 @@
 
 mod messages;
 mod replies;
+mod stats;
 
 use crate::error::{Error, Result};
-pub use messages::{BlockShape, PIN_HARD, PutItem, Request};
-pub use replies::{
-    LIST_END, LISTED_MAX, LeaseEntry, ListRow, PutStatus, Reply, StatsReply, Verified,
-};
+pub use messages::{BlockShape, Caller, PIN_HARD, PutItem, Request};
+pub use replies::{LIST_END, LISTED_MAX, LeaseEntry, ListRow, PutStatus, Reply, Verified};
+pub use stats::StatsReply;
 
 /// Version of everything below the header.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 16;
 /// Largest payload either side accepts.

@@ -1,8 +1,8 @@
 //! What the store answers.
 
-use super::{Cursor, MAX_ITEMS, frame, put_text};
+use super::stats::StatsReply;
+use super::{Cursor, frame, put_text};
 use crate::error::{Error, ErrorKind, Result};
-use crate::index::Usage;
 use crate::key::{KEY_BYTES, Key};
 
 const WELCOME: u8 = 129;
@@ -54,19 +54,6 @@ pub enum PutStatus {
     ParentAbsent = 4,
     /// Its tenant has all it may have, and none of that can go.
     OverQuota = 5,
-}
-
-/// What a store counts, and how it is set up.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct StatsReply {
-    /// Counters and gauges.
-    pub values: Vec<(String, u64)>,
-    /// Physical bytes and blocks of each tenant.
-    pub tenants: Vec<(String, u64, u64)>,
-    /// What is not a number.
-    pub texts: Vec<(String, String)>,
-    /// Bytes by tier, element type and codec.
-    pub usage: Vec<(String, Usage)>,
 }
 
 /// An answer.
@@ -255,7 +242,7 @@ impl<'a> Reply<'a> {
                 let count = at.u32()?;
                 Self::PutDone(at.records::<1>(count)?.as_flattened())
             }
-            STATS => Self::Stats(decode_stats(&mut at)?),
+            STATS => Self::Stats(StatsReply::decode(&mut at)?),
             LISTING => {
                 let (next, count) = (at.u32()?, at.u32()?);
                 Self::Listing { next, rows: at.records(count)? }
@@ -306,7 +293,7 @@ impl<'a> Reply<'a> {
                 out.extend((statuses.len() as u32).to_le_bytes());
                 out.extend(*statuses);
             }),
-            Self::Stats(stats) => frame(out, STATS, seq, |out| encode_stats(stats, out)),
+            Self::Stats(stats) => frame(out, STATS, seq, |out| stats.encode(out)),
             Self::Listing { next, rows } => frame(out, LISTING, seq, |out| {
                 out.extend(next.to_le_bytes());
                 out.extend((rows.len() as u32).to_le_bytes());
@@ -335,73 +322,4 @@ impl<'a> Reply<'a> {
             }),
         }
     }
-}
-
-fn encode_stats(stats: &StatsReply, out: &mut Vec<u8>) {
-    out.extend((stats.values.len() as u32).to_le_bytes());
-    for (name, value) in &stats.values {
-        put_text(out, name);
-        out.extend(value.to_le_bytes());
-    }
-    // 1024 rows of at most 272 bytes stay well inside a frame.
-    let tenants = &stats.tenants[..stats.tenants.len().min(1024)];
-    out.extend((tenants.len() as u32).to_le_bytes());
-    for (name, bytes, blocks) in tenants {
-        put_text(out, name);
-        out.extend(bytes.to_le_bytes());
-        out.extend(blocks.to_le_bytes());
-    }
-    out.extend((stats.texts.len() as u32).to_le_bytes());
-    for (name, text) in &stats.texts {
-        put_text(out, name);
-        put_text(out, text);
-    }
-    out.extend((stats.usage.len() as u32).to_le_bytes());
-    for (tier, row) in &stats.usage {
-        put_text(out, tier);
-        out.extend([row.dtype, row.codec]);
-        let sums = [row.blocks, row.logical, row.shared_saved, row.codec_saved];
-        let costs = [row.metadata, row.rounding, row.physical];
-        sums.iter().chain(&costs).for_each(|value| out.extend(value.to_le_bytes()));
-    }
-}
-
-fn decode_stats(at: &mut Cursor<'_>) -> Result<StatsReply> {
-    let mut stats = StatsReply::default();
-    for _ in 0..bounded(at.u32()?)? {
-        stats.values.push((at.text()?.to_owned(), at.u64()?));
-    }
-    for _ in 0..bounded(at.u32()?)? {
-        stats.tenants.push((at.text()?.to_owned(), at.u64()?, at.u64()?));
-    }
-    for _ in 0..bounded(at.u32()?)? {
-        stats.texts.push((at.text()?.to_owned(), at.text()?.to_owned()));
-    }
-    for _ in 0..bounded(at.u32()?)? {
-        let tier = at.text()?.to_owned();
-        let (dtype, codec) = (at.u8()?, at.u8()?);
-        let (blocks, logical, shared_saved) = (at.u64()?, at.u64()?, at.u64()?);
-        let (codec_saved, metadata) = (at.u64()?, at.u64()?);
-        let (rounding, physical) = (at.u64()?, at.u64()?);
-        let row = Usage {
-            dtype,
-            codec,
-            blocks,
-            logical,
-            shared_saved,
-            codec_saved,
-            metadata,
-            rounding,
-            physical,
-        };
-        stats.usage.push((tier, row));
-    }
-    Ok(stats)
-}
-
-fn bounded(count: u32) -> Result<u32> {
-    if count as usize > MAX_ITEMS {
-        return Err(Error::protocol(format!("{count} rows in a stats reply")));
-    }
-    Ok(count)
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::index::Usage;
+use crate::index::{Hint, Usage};
 use proptest::prelude::*;
 
 fn round_trip(request: Request<'_>) {
@@ -26,13 +26,16 @@ fn every_request_survives_the_wire() {
     let root = PutItem { parent: None, ..item };
     assert_eq!(PutItem::decode(&item.encode()), item);
     assert_eq!(PutItem::decode(&root.encode()), root);
+    let hint = Hint { priority: -100, session_end: true, expected_reuse_s: 77 };
+    let caller = Caller { tenant: "acme", hint };
     round_trip(Request::Hello { ingest_bytes: 5 });
-    round_trip(Request::Match { tenant: "acme", keys: &keys });
-    round_trip(Request::Lease { tenant: "", keys: &keys, prefix: true, wait_ms: 80, enough: 1 });
+    round_trip(Request::Match { caller, keys: &keys });
+    let (prefix, wait_ms, enough) = (true, 80, 1);
+    round_trip(Request::Lease { caller: "".into(), keys: &keys, prefix, wait_ms, enough });
     round_trip(Request::Release { tokens: &[[7; 8]] });
     round_trip(Request::Corrupt { token: 9 });
     round_trip(Request::List { from: 7 });
-    round_trip(Request::Put { tenant: "t", shape, items: &[item.encode(), root.encode()] });
+    round_trip(Request::Put { caller, shape, items: &[item.encode(), root.encode()] });
     round_trip(Request::Evict { keys: &keys[..1] });
     round_trip(Request::Stats);
     round_trip(Request::Ping);
@@ -90,7 +93,7 @@ fn versions_tell_each_other_apart() {
     Request::Ping.encode(0, &mut bytes);
     bytes[4] = VERSION + 1;
     let error = split(&bytes).expect_err("another version");
-    assert!(error.message().contains("wire version 3"), "{error}");
+    assert!(error.message().contains("wire version 4"), "{error}");
 }
 
 #[test]

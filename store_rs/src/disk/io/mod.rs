@@ -53,6 +53,9 @@ pub(super) trait Queue: Send {
     /// returned the read's id: also after a deadline, and also if the queue is dropped.
     unsafe fn start(&mut self, read: Read);
 
+    /// Hand to the disk what was started, without waiting; `wait` does so too.
+    fn submit(&mut self) {}
+
     /// Wait until a read has ended, for `patience` at most; ids with how they ended.
     fn wait(&mut self, patience: Duration, ended: &mut Vec<(u64, io::Result<()>)>);
 }

@@ -90,6 +90,12 @@ impl Queue for Uring {
         self.waiting.push_back(read.id);
     }
 
+    fn submit(&mut self) {
+        self.push();
+        // What the kernel does not take now is submitted with the next wait.
+        let _ = self.ring.submit();
+    }
+
     fn wait(&mut self, patience: Duration, ended: &mut Vec<(u64, io::Result<()>)>) {
         self.push();
         let limit = types::Timespec::from(patience);

@@ -21,7 +21,7 @@ use crate::disk::reader::{Job, Reader};
 use crate::disk::recode::Form;
 use crate::disk::recover::recover;
 use crate::disk::writer::{Turn, Writer};
-use crate::index::{Index, Limits, Lru, Reserve, SessionId};
+use crate::index::{Eviction, Hint, Index, Limits, Reserve, SessionId, Wish};
 use crate::key::Key;
 use crate::log::{Log, PAGE};
 use crate::progress::Progress;
@@ -95,7 +95,7 @@ fn start(fake: &Fake) -> (Arc<Shared>, Writer, Reader, Arc<Health>, SessionId) {
         tenant_bytes: u64::MAX,
         tenant_disk_bytes: u64::MAX,
     };
-    let mut index = Index::new(arena.size(), limits, Box::new(Lru::default()));
+    let mut index = Index::new(arena.size(), limits, Eviction::Lru.build(100));
     let mut log = Log::new(SEGMENTS, SEGMENT);
     let allocated = fake.disk().allocated.saturating_sub(PAGE as u64);
     log.restore_segments((allocated / SEGMENT) as usize);
@@ -163,7 +163,9 @@ impl World {
         let above = parent(name).map(key);
         let len = container.len() as u64;
         let now = self.shared.now();
-        let reserved = self.index().reserve(&key(name), above.as_ref(), len, "t", now);
+        let (key, parent) = (&key(name), above.as_ref());
+        let wish = Wish { key, parent, bytes: len, tenant: "t", hint: Hint::NONE };
+        let reserved = self.index().reserve(&wish, now);
         if let Reserve::Granted(extent, offset) = reserved {
             let target = self.shared.arena.at(offset, container.len());
             // SAFETY: the extent was reserved for these bytes.
@@ -177,7 +179,7 @@ impl World {
 
     fn read(&mut self, name: u64) {
         let now = self.shared.now();
-        let promotion = self.index().promote(&key(name), now);
+        let promotion = self.index().promote(&key(name), Hint::NONE, now);
         if let Some(promotion) = promotion {
             let (extent, offset) = (promotion.extent, promotion.offset);
             let landing = Landing::new(&self.shared, extent, offset, promotion.place.len);
@@ -189,7 +191,7 @@ impl World {
             self.poll();
         }
         let now = self.shared.now();
-        let leased = self.index().lease(self.session, &key(name), now);
+        let leased = self.index().lease(self.session, &key(name), Hint::NONE, now);
         let Some(leased) = leased else { return };
         assert!(!self.gone.contains(&name), "seed {}: an evicted block is back", self.seed);
         let at = self.shared.arena.at(leased.offset, leased.len as usize);
@@ -204,7 +206,12 @@ impl World {
     fn evict(&mut self, name: u64) {
         self.index().evict(&[key(name)]);
         let now = self.shared.now();
-        assert_eq!(self.index().match_prefix(&[key(name)], now), 0, "seed {}", self.seed);
+        assert_eq!(
+            self.index().match_prefix(&[key(name)], Hint::NONE, now),
+            0,
+            "seed {}",
+            self.seed
+        );
         self.evicted.insert(name);
     }
 

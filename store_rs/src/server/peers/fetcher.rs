@@ -13,14 +13,10 @@ use super::receive::{self, Received};
 use super::{Connected, Peers, Remote, Shared};
 use crate::error::{Error, Result};
 use crate::key::Key;
-use crate::peer::{BlockHead, Message, send_message};
+use crate::peer::{BlockHead, FETCH_MAX, FETCHES_MAX, Message, send_message};
 use crate::server::fetch::{Landing, Wanted};
 use crate::server::lock;
 
-/// Keys of one request.
-const REQUEST_KEYS: usize = 32;
-/// Requests under way at once.
-const WINDOW: usize = 2;
 /// Keys that may wait for one peer; more are misses.
 const QUEUE_MAX: usize = 8192;
 /// A connection without work is closed.
@@ -104,7 +100,7 @@ impl Fetcher {
             waiting.push(Arc::clone(progress));
             progress.add();
         }
-        for keys in fresh.chunks(REQUEST_KEYS) {
+        for keys in fresh.chunks(FETCH_MAX) {
             let (tenant, deadline) = (wanted.tenant.to_owned(), wanted.deadline);
             queue.requests.push_back(Request { keys: keys.to_vec(), tenant, deadline });
         }
@@ -197,7 +193,7 @@ impl Fetching<'_, '_> {
     fn run(mut self, ended: &dyn Fn() -> bool) -> Result<()> {
         let mut sent: VecDeque<(Request, Instant)> = VecDeque::new();
         while !ended() {
-            while sent.len() < WINDOW
+            while sent.len() < FETCHES_MAX
                 && let Some(request) = self.remote.fetcher.pop()
             {
                 send_message(&mut *self.link.link, &Message::Fetch { keys: &request.keys })?;
@@ -226,6 +222,7 @@ impl Fetching<'_, '_> {
             }
             bytes += self.block(&head, &request.tenant, sent)?;
         }
+        send_message(&mut *self.link.link, &Message::Taken)?;
         if bytes > 0 {
             let latency_s = first.unwrap_or_default().as_secs_f64();
             let mut cluster = self.peers.cluster();

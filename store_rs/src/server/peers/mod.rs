@@ -84,10 +84,13 @@ struct Counts {
 }
 
 impl Peers {
-    /// Nobody is met before `start`.
-    pub(crate) fn new(settings: PeerSettings, transport: Box<dyn Transport>) -> Result<Self> {
-        let bytes = settings.index_bytes.unwrap_or(cluster::BYTES_MAX);
-        let cluster = Mutex::new(Cluster::new(&settings.node, bytes)?);
+    /// Nobody is met before `start`. The cluster index takes `cluster_bytes` at most.
+    pub(crate) fn new(
+        settings: PeerSettings,
+        cluster_bytes: u64,
+        transport: Box<dyn Transport>,
+    ) -> Result<Self> {
+        let cluster = Mutex::new(Cluster::new(&settings.node, cluster_bytes)?);
         Ok(Self {
             cluster,
             secret: Secret::new(settings.token.as_deref()),

@@ -1,9 +1,10 @@
 //! Serving peers: each connection has a thread, which sends blocks or the stream of changes.
 //!
-//! Blocks go as they lie in the arena, encoded. The store leases them for its own sending, a few at
-//! a time, and no longer than until they are sent or the connection ends: a peer never holds a
-//! lease. A peer that does not take its bytes is cut.
+//! Blocks go as they lie in the arena, encoded, where the fabric can without a copy. So the store
+//! leases them for its own sending until the peer has said that they arrived, or the connection ends:
+//! a peer never holds a lease, and one that does not take its bytes, or is silent about it, is cut.
 
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,21 +12,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::feed::{Batch, Feed};
-use super::{Connected, Peers, Shared, lock};
+use super::{Connected, PATIENCE, Peers, Shared, lock};
 use crate::cluster::{Load, OURS, PoolPart, Rate};
 use crate::error::{Error, Result};
-use crate::index::{Leased, SessionId};
+use crate::index::{Hint, Leased, SessionId};
 use crate::key::Key;
 use crate::peer::{
-    Accepting, BlockHead, ENTRY_BYTES, Link, Message, encode_entry, encode_message, send_message,
-    write_all,
+    Accepting, BlockHead, ENTRY_BYTES, FETCH_MAX, FETCHES_MAX, Link, Message, encode_entry,
+    encode_message, send_message, write_all, write_all_of_file,
 };
 use crate::server::fetch::{self, Wanted};
 
 /// Connections from peers at once: two of each.
 const CONNECTIONS_MAX: usize = 2 * super::PEERS_MAX;
-/// Blocks leased at once for one connection.
-const LEASED_MAX: usize = 16;
+/// Blocks brought from disk at once for one connection.
+const BROUGHT_MAX: usize = 16;
+/// Bytes of a block that are sent with its head.
+const FIRST: usize = 16 << 10;
 /// Bytes paced at once.
 const PACED: usize = 128 << 10;
 /// How long a block of this node's own disk may take.
@@ -71,29 +74,43 @@ impl Drop for Counted {
 }
 
 fn serve(peers: &Peers, shared: &Arc<Shared>, link: Box<dyn Link>) {
-    let served = peers.welcome(shared, link).and_then(|mut connected| {
-        // Between requests a peer may be silent, but it must take what it asked for.
-        let failed = |error| Error::io("set up a link", error);
-        connected.link.set_patience(SILENCE, super::PATIENCE).map_err(failed)?;
-        converse(peers, shared, &mut connected)
-    });
+    // Dropped after the link: nothing is sent any more once leases end.
+    let mut sent = VecDeque::new();
+    let served = peers
+        .welcome(shared, link)
+        .and_then(|mut connected| converse(peers, shared, &mut connected, &mut sent));
     if served.is_err_and(|error| error.kind() == crate::error::ErrorKind::Protocol) {
         peers.counts.failures.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-fn converse(peers: &Peers, shared: &Arc<Shared>, to: &mut Connected<'_>) -> Result<()> {
+/// Until the peer hangs up; `sent` is what it has not taken yet.
+fn converse<'a>(
+    peers: &'a Peers,
+    shared: &'a Arc<Shared>,
+    to: &mut Connected<'_>,
+    sent: &mut VecDeque<Sending<'a>>,
+) -> Result<()> {
     loop {
         match to.frames.next(&mut *to.link)? {
             Message::Fetch { keys } => {
-                let sending = Sending::new(peers, shared)?;
-                for keys in keys.chunks(LEASED_MAX) {
+                if keys.len() > FETCH_MAX || sent.len() == FETCHES_MAX {
+                    return Err(Error::protocol("a peer asked for too much at once"));
+                }
+                sent.push_back(Sending::new(peers, shared)?);
+                let sending = &sent[sent.len() - 1];
+                for keys in keys.chunks(BROUGHT_MAX) {
                     sending.send(&mut *to.link, keys)?;
                 }
             }
+            Message::Taken if sent.pop_front().is_some() => {}
             Message::Subscribe => return stream(peers, shared, to),
             other => return Err(Error::protocol(format!("a peer asked {other:?}"))),
         }
+        // Between requests a peer may be silent, but what it asked for it must take.
+        let silence = if sent.is_empty() { SILENCE } else { PATIENCE };
+        let failed = |error| Error::io("set up a link", error);
+        to.link.set_patience(silence, PATIENCE).map_err(failed)?;
     }
 }
 
@@ -118,21 +135,18 @@ impl<'a> Sending<'a> {
             frame.clear();
             encode_message(&Message::Block(*head), &mut frame);
             let bytes = leased.as_ref().map_or(&[][..], |leased| self.bytes(leased));
-            let (first, rest) = bytes.split_at(bytes.len().min(PACED));
+            let (first, rest) = bytes.split_at(bytes.len().min(FIRST));
             self.peers.pacer.wait(frame.len() + first.len());
             write_all(link, &mut [IoSlice::new(&frame), IoSlice::new(first)]).map_err(failed)?;
+            let mut at = leased.map_or(0, |leased| leased.offset) + first.len() as u64;
             for part in rest.chunks(if self.peers.pacer.is_on() { PACED } else { usize::MAX }) {
                 self.peers.pacer.wait(part.len());
-                write_all(link, &mut [IoSlice::new(part)]).map_err(failed)?;
+                let arena = self.shared.arena.fd();
+                write_all_of_file(link, arena, at, part).map_err(failed)?;
+                at += part.len() as u64;
             }
             self.peers.counts.sent_blocks.fetch_add(u64::from(head.len > 0), Ordering::Relaxed);
             self.peers.counts.sent_bytes.fetch_add(head.len.into(), Ordering::Relaxed);
-        }
-        let mut index = self.shared.index()?;
-        for (_, leased) in blocks {
-            leased.inspect(|leased| {
-                index.release(self.session, leased.token);
-            });
         }
         Ok(())
     }
@@ -140,12 +154,13 @@ impl<'a> Sending<'a> {
     fn lease(&self, keys: &[Key]) -> Result<Vec<(BlockHead, Option<Leased>)>> {
         let deadline = Instant::now() + DISK_WAIT;
         let (since, enough) = (self.shared.now(), keys.len());
-        let wanted = Wanted { tenant: "", keys, prefix: false, since, enough, deadline };
+        let wanted =
+            Wanted { tenant: "", hint: Hint::NONE, keys, prefix: false, since, enough, deadline };
         fetch::bring_from_node(self.shared, &wanted)?;
         let now = self.shared.now();
         let mut index = self.shared.index()?;
         let lease = |key: &Key| {
-            let leased = index.lease(self.session, key, now);
+            let leased = index.lend(self.session, key, now);
             let parent = index.parent_of(key);
             (BlockHead { key: *key, parent, len: leased.map_or(0, |leased| leased.len) }, leased)
         };
