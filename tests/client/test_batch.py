@@ -177,6 +177,15 @@ def test_a_server_error_is_tried_again_a_few_times(script: Answering, url: str) 
     assert result.error == "500: oops"
 
 
+@pytest.mark.parametrize("status", [404, 500, 502, 503])
+def test_a_proxy_without_its_application_is_waited_for(
+    script: Answering, url: str, status: int
+) -> None:
+    script.failures = [Response("Path '/v1/chat/completions' not found.", status)] * 4
+    with Client(url) as client:
+        assert client.batch([job("a")]).failed == []
+
+
 def test_a_server_that_stays_away_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with Client("http://127.0.0.1:9", model="m") as client:

@@ -125,11 +125,12 @@ class _Run:
                 self._heard_s = time.monotonic()
                 return response
             except APIStatusError as err:
-                broken += err.status in (500, 502, 504)
                 if err.response is None:
                     raise
+                ours = _is_envelope(err.response)
+                broken += ours and err.status in (500, 502, 504)
                 final = broken >= SERVER_ATTEMPTS if broken else not err.retry
-                if final:
+                if ours and final:
                     self._heard_s = time.monotonic()
                     return err.response
                 wait_s, cause = err.retry_after_s, err
@@ -146,6 +147,16 @@ class _Run:
         self._progress.window = self._pace.window
         if self._on_progress is not None:
             self._on_progress(self._progress)
+
+
+def _is_envelope(response: httpx.Response) -> bool:
+    """Whether the server itself answers. A proxy says 404 or 502 in words of its own while the
+    application behind it is away."""
+    body = _json(response)
+    error = body.get("error") if isinstance(body, dict) else None
+    return isinstance(error, dict) and response.headers.get("content-type", "").startswith(
+        "application/json"
+    )
 
 
 def _json(response: httpx.Response) -> Any:
