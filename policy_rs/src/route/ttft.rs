@@ -20,7 +20,7 @@ use super::{Costs, Decision, Plan, Query, Reuse, Rng, Router, Runs, Tier, View};
 /// percentile 10 % in overload.
 const OWN_QUEUE: f64 = 0.08;
 /// Chance that the block a pulled one displaces would have been used again.
-const DISPLACED_REUSE: f64 = 0.02;
+const DISPLACED_REUSE: f64 = 0.015;
 
 /// See the module.
 pub struct TtftRouter {
