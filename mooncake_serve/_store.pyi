@@ -101,7 +101,8 @@ class PeerSettings:
     `node` names this node in the cluster, at most 64 bytes. `listen` is `host:port`, port 0 for a
     free one; beyond loopback it needs `token`, the secret all stores share, or the three `tls_`
     files for mutual TLS, whose certificates carry `tls_name`. `max_bytes_per_s` bounds what is sent
-    to all peers together. `index_bytes` bounds the cluster index (default 256 MiB).
+    to all peers together. `index_bytes` bounds the cluster index (None:
+    1/32 of the memory, 256 MiB at most).
     """
 
     def __new__(

@@ -59,10 +59,8 @@ def node_budget(config: AppConfig, replicas: int, objects: int = 0) -> Budget:
 
 
 def _store(config: AppConfig) -> int:
-    """The store's cap and, where it has peers, the cluster's index beside it."""
-    if not config.store.enabled:
-        return 0
-    return config.store.dram + (config.store.peer.index if config.store.peer.listen else 0)
+    """The store's cap; the cluster's index is within it."""
+    return config.store.dram if config.store.enabled else 0
 
 
 def replicas_at_most(config: AppConfig, cpus: float, gpus: float) -> int:

@@ -99,8 +99,9 @@ class PeerConfig(Section):
     tls: PeerTls | None = None
     max_bytes_per_s: Size | None = None
     """Bound on what one store sends to all peers together."""
-    index: Size = ByteSize(256 * MIB)
-    """Most memory of a node's cluster index, beside `store.dram`."""
+    index: Size | None = None
+    """Most memory of a node's cluster index, part of `store.dram`; 1/32 of it by default, and
+    256 MiB at most."""
 
 
 class NvmeSettings(Section):
