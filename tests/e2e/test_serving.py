@@ -72,7 +72,8 @@ def test_the_other_replica_answers_from_the_shared_store(app: App) -> None:
     assert warm.json()["choices"][0]["text"] == cold.json()["choices"][0]["text"]
     cached = warm.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached >= len(PROMPT) // 2
-    assert route(warm)["matched_tokens"] == cached
+    # The index follows what stores and pools hold; it may be a moment behind the first answer.
+    eventually(lambda: route(app.post(PROMPT, replica=1))["matched_tokens"] == cached)
 
 
 def test_a_burst_uses_both_replicas_and_keeps_its_answers(app: App) -> None:

@@ -80,7 +80,8 @@ def test_what_was_drained_is_there_after_kill(socket: Path, nvme: Path) -> None:
     with Process("disk_store", socket, nvme, 32 * MIB, DISK) as process:
         with StoreClient.connect(socket, timeout_s=30.0) as client:
             keys = fill(client, "a", 16)
-            assert client.drain(timeout_s=60.0) == 16
+            assert client.drain(timeout_s=60.0) <= 16
+            assert client.stats()["nvme_blocks"] == 16
             assert client.drain(timeout_s=60.0) == 0
             process.kill()
     with disk_store(socket, nvme), StoreClient.connect(socket) as client:
