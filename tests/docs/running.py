@@ -16,6 +16,7 @@ from tests.docs.blocks import ROOT
 
 BIN = Path(sys.executable).parent
 OWN = {".git", ".venv", "build", "target", "node_modules"}
+FROM_MAKE = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
 
 
 def scratch(folder: Path) -> Path:
@@ -37,7 +38,11 @@ def _recipe(line: str, extra: str) -> str:
     command = ["make", "-n", "-o", "build", "-o", "model", *words]
     if extra:
         command.append(f"EXTRA={extra}")
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    # Under `make test` this make would be a sub-make, whose output names the folders it enters.
+    own = {name: value for name, value in os.environ.items() if name not in FROM_MAKE}
+    ran = subprocess.run(
+        command, cwd=ROOT, env=own, capture_output=True, text=True, timeout=60, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.replace(".venv/bin/", f"{BIN}/").strip()
 
