@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import mmap
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -125,11 +126,13 @@ class TorchBackend:
 
     def allocate_pool(self, blocks: int) -> None:
         """Reserve the pool; zeroed, so that no stale bit pattern is ever a NaN."""
-        layout = self.layout
-        self._pool = torch.zeros(
-            (blocks, layout.layers, 2, layout.block_tokens, layout.kv_heads, layout.head_dim),
-            dtype=getattr(torch, layout.dtype),
-            device=self._device,
+        layout, size = self.layout, blocks * self.layout.block_bytes
+        if self._device.type == "cpu":
+            pool = _host_memory(size)
+        else:
+            pool = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        self._pool = pool.view(getattr(torch, layout.dtype)).view(
+            blocks, layout.layers, 2, layout.block_tokens, layout.kv_heads, layout.head_dim
         )
 
     def forward(self, batch: Sequence[WorkItem]) -> torch.Tensor:
@@ -260,6 +263,14 @@ class TorchBackend:
         """Drop weights and pool."""
         self._pool = torch.empty(0)
         del self._model
+
+
+def _host_memory(size: int) -> torch.Tensor:
+    """Zeroed bytes, uint8 `[size]`, on huge pages where granted; a load never waits for a page."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).zero_()
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
