@@ -47,7 +47,7 @@ def _measure_size(directory: Path, nbytes: int, total: int, turns: int) -> dict[
     socket = directory / "s" / "store.sock"
     server = StoreServer(
         socket=socket,
-        dram_bytes=256 * MIB,
+        dram_bytes=max(256 * MIB, 2 * DEPTH * nbytes),
         ingest_bytes_max=32 * MIB,
         nvme_path=directory / "nvme",
         nvme_bytes=2 * total,
