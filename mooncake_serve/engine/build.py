@@ -12,10 +12,9 @@ from mooncake_serve.engine.torch_backend import TorchBackend
 from mooncake_serve.engine.transfer import BlockStore
 from mooncake_serve.models import LoadedModel, load_model, load_tokenizer
 
-NATIVE_BLOCK_TOKENS = 256
-"""The native forward is as fast in small blocks, and half as much is computed again in tails."""
-TORCH_BLOCK_TOKENS = 512
-"""Torch prefills 1.3 times faster in blocks of 512 than of 256; one forward is one block there."""
+BLOCK_TOKENS = 256
+"""Half a block is computed again in each prompt's tail. In blocks of 512 that alone costs more than
+loading the rest, though torch, where a block is one forward, prefills faster in them."""
 NATIVE_ISAS = ("amx", "avx512_bf16")
 """Where the native backend was measured to beat torch; elsewhere it has to be asked for."""
 
@@ -52,11 +51,11 @@ def _make_backend(config: AppConfig) -> Backend:
     if engine.backend == "native" or native:
         from mooncake_serve.engine.native import NativeBackend
 
-        block_tokens = engine.block_tokens or NATIVE_BLOCK_TOKENS
+        block_tokens = engine.block_tokens or BLOCK_TOKENS
         return NativeBackend(
             loaded, block_tokens=block_tokens, threads=engine.threads, isa=engine.isa
         )
-    block_tokens = engine.block_tokens or TORCH_BLOCK_TOKENS
+    block_tokens = engine.block_tokens or BLOCK_TOKENS
     return TorchBackend(loaded, block_tokens=block_tokens, threads=engine.threads)
 
 

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -24,6 +24,10 @@ use crate::fdpass::recv_with_fds;
 use crate::wire::{self, HEADER_BYTES, Reply, Request};
 
 const FIRST_BUFFER: usize = 16 << 10;
+
+/// How long an answer is looked for before the thread sleeps: on a quiet machine, being woken takes
+/// longer than most answers do.
+const EAGER: Duration = Duration::from_micros(50);
 
 /// How long a one-way message may wait for room in the socket.
 const ONE_WAY: Duration = Duration::from_millis(100);
@@ -190,10 +194,14 @@ impl Wire {
     }
 
     fn receive(&mut self, socket: &UnixStream, filled: usize) -> Result<usize> {
+        let begun = Instant::now();
         loop {
-            match recv(socket, &mut self.buffer[filled..], RecvFlags::empty()) {
+            let eager = begun.elapsed() < EAGER;
+            let flags = if eager { RecvFlags::DONTWAIT } else { RecvFlags::empty() };
+            match recv(socket, &mut self.buffer[filled..], flags) {
                 Ok((0, _)) | Err(Errno::CONNRESET) => return Err(hung_up()),
                 Ok((received, _)) => return Ok(filled + received),
+                Err(Errno::AGAIN) if eager => std::thread::yield_now(),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(Error::io("wait for the store", error)),
             }
