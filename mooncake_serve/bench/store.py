@@ -3,8 +3,9 @@
 The store runs in a process of its own; this process is the client. Rates are of raw bytes, reads
 are verified, and after the puts every key is accounted for. Every block is read once, as a replica
 that loads a prefix does. `ray.put`/`ray.get` are measured in this run, block size by block size,
-right after ours, the gets in an actor as in a second process; what is not built or not installed
-is null, with the reason under "why".
+right after ours, the gets in an actor as in a second process. So is Mooncake Store, whose client
+shares memory with the owner of its segment (`mooncake_gb_s`) or reaches it over TCP
+(`mooncake_tcp_gb_s`). What is not installed is null, with the reason under "why".
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from mooncake_serve._store import ClusterIndex
 from mooncake_serve.bench import store_coded, store_nvme, store_peer_fetch
 from mooncake_serve.bench import store_peers as peers
 from mooncake_serve.bench.report import emit, machine, progress, quantile, timed, version
+from mooncake_serve.bench.store_mooncake import mooncake_store
 from mooncake_serve.store import BlockShape, StoreClient, StoreServer, block_keys
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -155,14 +157,18 @@ def shape_of(nbytes: int) -> BlockShape:
 def measure_copies(
     client: StoreClient, sizes: tuple[int, ...], why: dict[str, str]
 ) -> dict[str, Any]:
-    """lease, read_into and put for each size, ours and Ray's in turns."""
+    """lease, read_into and put for each size: ours, Ray's and Mooncake Store's in turns."""
     rows: dict[str, list[dict[str, Any]]] = {"lease": [], "read_into": [], "put": []}
-    why["mooncake_gb_s"] = "the adapter for mooncake-transfer-engine is not part of this version"
-    with peers.ray_object_store(WORKING_SET + 256 * MIB, why) as ray:
+    segment = 2 * WORKING_SET
+    with (
+        peers.ray_object_store(WORKING_SET + 256 * MIB, why) as ray,
+        mooncake_store(segment, why) as mooncake,
+    ):
         for nbytes in sizes:
             progress(f"{nbytes // KIB} KiB blocks")
             ours = measure_size(client, nbytes)
             theirs = peers.measure_ray(ray, nbytes, WORKING_SET)
+            theirs |= mooncake.measure(nbytes, min(max(WORKING_SET // nbytes, 32), 1024))
             rows["lease"].append(
                 {"bytes": nbytes, **ours["lease"], "ray_get_us_p50": theirs["get_us_p50"]}
             )
@@ -172,7 +178,8 @@ def measure_copies(
                     "codec": "none",
                     "ours_gb_s": ours["read_gb_s"],
                     "ray_get_copy_gb_s": theirs["get_copy_gb_s"],
-                    "mooncake_gb_s": None,
+                    "mooncake_gb_s": theirs["mooncake_get_gb_s"],
+                    "mooncake_tcp_gb_s": theirs["mooncake_tcp_get_gb_s"],
                 }
             )
             rows["put"].append(
@@ -180,7 +187,8 @@ def measure_copies(
                     "bytes": nbytes,
                     "ours_gb_s": ours["put_gb_s"],
                     "ray_put_gb_s": theirs["put_gb_s"],
-                    "mooncake_gb_s": None,
+                    "mooncake_gb_s": theirs["mooncake_put_gb_s"],
+                    "mooncake_tcp_gb_s": theirs["mooncake_tcp_put_gb_s"],
                 }
             )
     return rows
