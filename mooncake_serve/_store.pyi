@@ -13,6 +13,8 @@ from typing import Any, Self, final
 
 from typing_extensions import Buffer
 
+from mooncake_serve.store.transfer_engine import TransferEngine
+
 codec: ModuleType
 """Block containers; see mooncake_serve.codec."""
 cpu: ModuleType
@@ -102,7 +104,8 @@ class PeerSettings:
     free one; beyond loopback it needs `token`, the secret all stores share, or the three `tls_`
     files for mutual TLS, whose certificates carry `tls_name`. `max_bytes_per_s` bounds what is sent
     to all peers together. `index_bytes` bounds the cluster index (None:
-    1/32 of the memory, 256 MiB at most).
+    1/32 of the memory, 256 MiB at most). `engine` moves the blocks instead of TCP; every store of
+    the cluster has one then, and no TLS.
     """
 
     def __new__(
@@ -117,6 +120,7 @@ class PeerSettings:
         tls_name: str = "mooncake-peer",
         max_bytes_per_s: int | None = None,
         index_bytes: int | None = None,
+        engine: TransferEngine | None = None,
     ) -> Self: ...
 
 @final

@@ -89,6 +89,15 @@ class PeerTls(Section):
     """The name that every store's certificate carries."""
 
 
+class PeerEngine(Section):
+    """Mooncake's transfer engine for the blocks that stores fetch from each other."""
+
+    protocol: str = "rdma"
+    """rdma, tcp or another that the installed package knows."""
+    device: str = ""
+    """Network cards, with commas; empty takes all that the engine finds."""
+
+
 class PeerConfig(Section):
     """How the stores of the cluster's nodes meet. Without `listen` each serves its node alone."""
 
@@ -97,6 +106,8 @@ class PeerConfig(Section):
     token_file: str | None = None
     """A file with the secret that all stores share."""
     tls: PeerTls | None = None
+    transfer_engine: PeerEngine | None = None
+    """On every node or on none; does not go with `tls`, which would not cover the blocks."""
     max_bytes_per_s: Size | None = None
     """Bound on what one store sends to all peers together."""
     index: Size | None = None

@@ -33,6 +33,7 @@ from mooncake_serve.ray_metrics import RaySink, Reporter
 from mooncake_serve.secret_file import read_secret
 from mooncake_serve.store import NodeStore, PeerSettings, StoreServer, starting
 from mooncake_serve.store.location import socket_dir, socket_path
+from mooncake_serve.store.transfer_engine import TransferEngine
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ def peer_settings(peer: PeerConfig, node_id: str) -> PeerSettings:
     token = None
     if peer.token_file:
         token = read_secret("store.peer.token_file", peer.token_file)
-    tls = peer.tls
+    tls, engine = peer.tls, peer.transfer_engine
     return PeerSettings(
         node=node_id,
         listen=peer.listen,
@@ -160,6 +161,11 @@ def peer_settings(peer: PeerConfig, node_id: str) -> PeerSettings:
         tls_name=tls.name if tls else "",
         max_bytes_per_s=peer.max_bytes_per_s,
         index_bytes=peer.index,
+        engine=TransferEngine(
+            ray.util.get_node_ip_address(), protocol=engine.protocol, device=engine.device
+        )
+        if engine
+        else None,
     )
 
 

@@ -5,7 +5,6 @@
 //! ends within the patience that was set, so that a silent peer costs its own thread only.
 
 use std::io::{self, IoSlice};
-use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
@@ -18,10 +17,9 @@ pub trait Link: Send {
     /// Write some bytes of `parts`, from the first on.
     fn write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Write some bytes of a file from `offset` on, which are mapped at `bytes` and stay as they are
-    /// until the other side has said that it has them: a fabric may send them without a copy.
-    fn write_file(&mut self, file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> io::Result<usize> {
-        let _ = (file, offset);
+    /// Write some bytes of a block, which stay as they are until the other side has said that it has
+    /// them: a fabric may send them without a copy.
+    fn write_block(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.write(&[IoSlice::new(bytes)])
     }
 
@@ -81,18 +79,12 @@ pub(crate) fn read_exact(link: &mut dyn Link, mut into: &mut [u8]) -> io::Result
     Ok(())
 }
 
-/// Write all of `bytes`, which are those of `file` from `offset` on; see [`Link::write_file`].
-pub(crate) fn write_all_of_file(
-    link: &mut dyn Link,
-    file: BorrowedFd<'_>,
-    offset: u64,
-    bytes: &[u8],
-) -> io::Result<()> {
-    let mut sent = 0;
-    while sent < bytes.len() {
-        match link.write_file(file, offset + sent as u64, &bytes[sent..]) {
+/// Write all of `bytes`; see [`Link::write_block`].
+pub(crate) fn write_all_of_block(link: &mut dyn Link, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match link.write_block(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => sent += written,
+            Ok(written) => bytes = &bytes[written..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }

@@ -6,22 +6,26 @@
 //! error here reaches a client of the store, whose blocks are then misses.
 
 mod auth;
+mod fabric;
 mod frames;
 mod link;
 mod pace;
 mod settings;
+mod staging;
 mod tcp;
 mod tls;
 
 pub(crate) use auth::{Secret, greet_client, greet_server};
+pub use fabric::Fabric;
 pub(crate) use frames::{
     BlockHead, ENTRY_BYTES, FETCH_MAX, FETCHES_MAX, FrameReader, Message, decode_entry,
     encode_entry, encode_message, send_message,
 };
 pub use link::{Accepting, Cutter, Link, Transport};
-pub(crate) use link::{read_exact, write_all, write_all_of_file};
+pub(crate) use link::{read_exact, write_all, write_all_of_block};
 pub(crate) use pace::Pacer;
 pub use settings::{PeerSettings, TlsFiles};
+pub use staging::Engine;
 pub use tcp::Tcp;
 
 /// Whether these bytes are something that a store says to another.

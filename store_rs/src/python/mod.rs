@@ -7,6 +7,7 @@
 mod arguments;
 mod client;
 mod cluster;
+mod engine;
 mod errors;
 mod hint;
 mod keys;

@@ -23,6 +23,7 @@ use crate::wire::StatsReply;
 #[pyclass(module = "mooncake_serve._store", frozen)]
 pub(super) struct StoreServer {
     options: Options,
+    peer: Option<Py<PeerSettings>>,
     server: Mutex<Option<Server>>,
 }
 
@@ -44,6 +45,14 @@ impl StoreServer {
             None => Err(Error::unavailable("this store is not running; call start()")),
         });
         answer.map_err(|error| raise(py, &error))
+    }
+}
+
+impl Drop for StoreServer {
+    /// Its threads may need the GIL to end, which whoever drops this holds.
+    fn drop(&mut self) {
+        let mut server = self.server().take();
+        Python::try_attach(|py| py.detach(|| drop(server.take())));
     }
 }
 
@@ -71,7 +80,7 @@ impl StoreServer {
         eviction: &str,
         transcode_share: f64,
         transcode_idle_s: f64,
-        peer: Option<&PeerSettings>,
+        peer: Option<Py<PeerSettings>>,
         nvme_path: Option<PathBuf>,
         nvme_bytes: u64,
         nvme_write_bytes_per_s: u64,
@@ -80,7 +89,7 @@ impl StoreServer {
         tenant_nvme_bytes: Option<u64>,
         nvme_codec: Option<&str>,
     ) -> PyResult<Self> {
-        let peer = peer.map_or_else(Default::default, |peer| peer.0.clone());
+        let settings = peer.as_ref().map(|peer| peer.get().settings.clone());
         let codec = CodecChoice::from_name(codec).map_err(|error| raise(py, &error))?;
         let eviction = Eviction::from_name(eviction).map_err(|error| raise(py, &error))?;
         let transcode_idle = Duration::try_from_secs_f64(transcode_idle_s)
@@ -106,21 +115,26 @@ impl StoreServer {
             eviction,
             transcode_share,
             transcode_idle,
-            peer,
+            peer: settings.unwrap_or_default(),
             tenant_bytes,
             tenant_disk_bytes: tenant_nvme_bytes,
             nvme,
             progress: Arc::default(),
         };
-        Ok(Self { options, server: Mutex::new(None) })
+        Ok(Self { options, peer, server: Mutex::new(None) })
     }
 
     /// Reserve memory, take the socket, serve. Does nothing if it runs already.
     fn start(&self, py: Python<'_>) -> PyResult<()> {
+        let transport = self.peer.as_ref().map(|peer| peer.get().transport(py)).transpose()?;
         let started = py.detach(|| {
             let mut server = self.server();
             if server.is_none() {
-                *server = Some(Server::start(self.options.clone())?);
+                let options = self.options.clone();
+                *server = Some(match transport {
+                    Some(transport) => Server::start_over(options, Vec::new(), transport?)?,
+                    None => Server::start(options)?,
+                });
             }
             Ok(())
         });

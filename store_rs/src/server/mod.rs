@@ -100,7 +100,7 @@ impl Server {
     }
 
     /// The same, with peers reached over `transport`.
-    fn start_over(
+    pub(crate) fn start_over(
         options: Options,
         mut tiers: Vec<Box<dyn fetch::Tier>>,
         transport: Box<dyn Transport>,

@@ -19,7 +19,7 @@ use crate::index::{Hint, Leased, SessionId};
 use crate::key::Key;
 use crate::peer::{
     Accepting, BlockHead, ENTRY_BYTES, FETCH_MAX, FETCHES_MAX, Link, Message, encode_entry,
-    encode_message, send_message, write_all, write_all_of_file,
+    encode_message, send_message, write_all, write_all_of_block,
 };
 use crate::server::fetch::{self, Wanted};
 
@@ -138,12 +138,9 @@ impl<'a> Sending<'a> {
             let (first, rest) = bytes.split_at(bytes.len().min(FIRST));
             self.peers.pacer.wait(frame.len() + first.len());
             write_all(link, &mut [IoSlice::new(&frame), IoSlice::new(first)]).map_err(failed)?;
-            let mut at = leased.map_or(0, |leased| leased.offset) + first.len() as u64;
             for part in rest.chunks(if self.peers.pacer.is_on() { PACED } else { usize::MAX }) {
                 self.peers.pacer.wait(part.len());
-                let arena = self.shared.arena.fd();
-                write_all_of_file(link, arena, at, part).map_err(failed)?;
-                at += part.len() as u64;
+                write_all_of_block(link, part).map_err(failed)?;
             }
             self.peers.counts.sent_blocks.fetch_add(u64::from(head.len > 0), Ordering::Relaxed);
             self.peers.counts.sent_bytes.fetch_add(head.len.into(), Ordering::Relaxed);

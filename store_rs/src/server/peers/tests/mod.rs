@@ -1,5 +1,7 @@
-//! Stores that meet over loopback: `proof` who may, `hostile` what becomes of those that misbehave.
+//! Stores that meet over loopback: `proof` who may, `hostile` what becomes of those that misbehave,
+//! `fabric` blocks over a transfer engine.
 
+mod fabric;
 mod hostile;
 mod proof;
 
