@@ -18,6 +18,7 @@ import argparse
 import os
 import random
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -33,12 +34,13 @@ from mooncake_serve.engine.build import build_engine
 from mooncake_serve.engine.core import EngineCore
 from mooncake_serve.engine.protocol import GenerationRequest, SamplingParams
 from mooncake_serve.engine.transfer import Reading
+from mooncake_serve.errors import MooncakeError, StoreUnavailable
 from mooncake_serve.models import load_tokenizer
 from mooncake_serve.store import NodeStore, StoreClient, tenant_salt
 
 MIB, GIB = 1 << 20, 1 << 30
 INGEST, INDEX = 128 * MIB, 2 * MIB
-WAIT_S = 600.0
+WAIT_S, ATTACH_S = 600.0, 60.0
 QUICK = Size(documents=2, sessions=3, turns=2)
 WARM_UP = Size(documents=1, sessions=1, turns=2)
 ZERO_HIT_TOKENS, ZERO_HIT_PAIRS = 512, 12
@@ -79,7 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--document-tokens", type=int, default=None)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
-    emit(Measurement(options).run())
+    try:
+        emit(Measurement(options).run())
+    except (MooncakeError, OSError, RuntimeError) as err:
+        sys.stderr.write(f"bench footprint: {err}\n")
+        return 1
     return 0
 
 
@@ -243,17 +249,12 @@ class Measurement:
     @contextmanager
     def _attached(self, arena_bytes: int, settings: dict[str, Any]) -> Iterator[StoreClient]:
         """A store whose arena has that size, attached to the engine."""
-        settings = {**settings, "ingest_bytes_total": INGEST, "index_bytes": INDEX}
-        with running_store(arena_bytes + INGEST + INDEX, **settings) as (client, socket):
-            store = NodeStore(socket)
-            if not store.wait_until_healthy(WAIT_S):
-                raise RuntimeError("the store did not answer")
+        with attached_store(arena_bytes, settings) as (client, store):
             self._store.current = store
             try:
                 yield client
             finally:
                 self._store.current = None
-                store.close()
 
     def _ask(
         self, engine: EngineCore, prompt: list[int], max_tokens: int, root: bytes = b""
@@ -285,6 +286,36 @@ class Measurement:
                     measure(name, engine)
         medians = {name: statistics.median(each[1:]) for name, each in seconds.items()}
         return {"store_on_e2e_s": medians["on"], "store_off_e2e_s": medians["off"]}
+
+
+@contextmanager
+def attached_store(
+    arena_bytes: int, settings: dict[str, Any]
+) -> Iterator[tuple[StoreClient, NodeStore]]:
+    """A fresh store whose arena has that size, as a caller and as an engine see it.
+
+    An engine serves without a store that is away, so at the end StoreUnavailable is raised if it
+    was: what was measured meanwhile was no store.
+    """
+    settings = {**settings, "ingest_bytes_total": INGEST, "index_bytes": INDEX}
+    with running_store(arena_bytes + INGEST + INDEX, **settings) as (client, socket):
+        store = NodeStore(socket)
+        try:
+            if not store.wait_until_healthy(ATTACH_S):
+                raise StoreUnavailable(
+                    f"the store never came up: nothing attached within {ATTACH_S:.0f} s; its own "
+                    "error is above"
+                )
+            yield client, store
+            stats = store.stats()
+            if not stats.healthy or stats.connects != 1 or stats.skipped:
+                raise StoreUnavailable(
+                    f"the store was away during the measurement ({stats.timeouts} timeouts, "
+                    f"{stats.errors} errors, {stats.skipped} calls without it); its warnings are "
+                    "above; run again on an idle machine"
+                )
+        finally:
+            store.close()
 
 
 def _rows(passes: dict[str, Pass], free: dict[str, Pass]) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-/// Most clusters of a plane.
+/// Most clusters a plane may have.
 pub(super) const CLUSTERS_MAX: usize = 8;
 const ROUNDS: usize = 5;
 /// Count given to every symbol of every cluster, so that none is impossible.

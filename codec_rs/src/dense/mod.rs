@@ -2,7 +2,7 @@
 //!
 //! A symbol is an element's exponent (less an offset of the plane) and its sign. A sign may be coded
 //! as its change since the same channel's 1, 2 or 3 tokens before (its *lag*): rotary embeddings make
-//! the signs of slow channels persist. Channels are clustered by their symbols' histograms, up to eight
+//! the signs of slow channels persist. Channels are clustered by their symbols' histograms, up to four
 //! clusters with a code each, and the codes' bits are laid out as a wavelet tree, so that decoding
 //! is merging of byte streams under masks (PivCo-Huffman, arXiv 2606.05765). A coded plane:
 //!

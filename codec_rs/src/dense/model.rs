@@ -15,6 +15,9 @@ const LAGGED: u8 = 0x80;
 /// Furthest token before that a sign is compared to.
 const LAG_MAX: usize = 3;
 const LAG_BITS: usize = 2;
+/// Most clusters an encoder makes. Each level of the tree over channels is a pass over the plane: twice
+/// as many save 0.5 % of the bytes and take 15 % more time to decode.
+const CLUSTERS: usize = 4;
 /// Symbols that pay for one more cluster's code.
 const SYMBOLS_PER_CLUSTER: usize = 3072;
 const DAMAGED: CodecError = CodecError::Damaged("dense model");
@@ -47,7 +50,7 @@ impl Model {
                 histogram[usize::from(*symbol)] += 1;
             }
         }
-        let clusters = (symbols.len() / SYMBOLS_PER_CLUSTER).clamp(1, CLUSTERS_MAX.min(channels));
+        let clusters = (symbols.len() / SYMBOLS_PER_CLUSTER).clamp(1, CLUSTERS.min(channels));
         let (labels, clusters) = cluster_channels(isa, histograms, width, clusters);
         let mut counts = vec![0u32; clusters * width];
         for (histogram, label) in histograms.chunks_exact(width).zip(&labels) {
