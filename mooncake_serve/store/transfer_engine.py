@@ -57,7 +57,9 @@ class TransferEngine:
 
 def _engine() -> Any:
     try:
-        from mooncake.engine import TransferEngine as Engine
+        from mooncake.engine import (  # pyright: ignore[reportMissingImports]
+            TransferEngine as Engine,
+        )
     except ImportError as error:
         raise ConfigError(
             FIELD, f"no transfer engine here ({error}); pip install mooncake-transfer-engine"
