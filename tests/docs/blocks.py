@@ -23,6 +23,7 @@ REASONS = (
     "needs a GPU",
     "needs a Docker engine",
     "needs a Kubernetes cluster",
+    "needs an RDMA fabric",
     "needs Ray Data and a dataset of yours",
     "it is what runs the tests",
 )
