@@ -1,7 +1,8 @@
 """Writes the README's measured tables from `build/*.json`, between its two markers.
 
-Run by `make figures`, after `make demo` and `make bench`. Figures come from those files alone: one
-that is missing is an error, so that the README never shows what this version has not measured.
+Run by `make figures` in the repository's folder, after `make demo` and `make bench`. Figures come
+from those files alone: one that is missing is an error, so that the README never shows what this
+version has not measured.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path.cwd()
+"""A test runs this in a folder whose README is a link: that one is replaced, not followed."""
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 
 
@@ -110,7 +112,9 @@ def main() -> None:
     readme = ROOT / "README.md"
     before, rest = readme.read_text("utf-8").split(BEGIN)
     _, after = rest.split(END)
-    readme.write_text("\n".join([before + BEGIN, *lines, END + after]), "utf-8")
+    written = ROOT / "build" / "README.md"
+    written.write_text("\n".join([before + BEGIN, *lines, END + after]), "utf-8")
+    written.replace(readme)
 
 
 if __name__ == "__main__":
