@@ -61,7 +61,7 @@ class EngineConfig(Section):
     """Instruction set of the native backend; None takes the machine's best. Replicas on different
     CPUs share KV if all are held to one that each of them has."""
     block_tokens: int | None = Field(default=None, ge=16, le=1024)
-    """Tokens of a KV block; None takes what was measured best for the backend."""
+    """Tokens of a KV block; None is 256."""
     pool: Size = ByteSize(GIB)
     """Memory for KV blocks of running requests, and the prefixes kept from ended ones."""
     max_batch: int = Field(default=32, ge=1, le=1024)
