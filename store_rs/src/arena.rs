@@ -15,6 +15,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
@@ -30,6 +31,12 @@ const ARENA_SEALS: SealFlags = SIZE_SEALS.union(SealFlags::FUTURE_WRITE);
 
 /// Memory is reserved in steps of this, so that running out stops early.
 const STEP: usize = 64 << 20;
+
+/// Behind the bytes of an ingest buffer: a page for the count of those that are written.
+const COUNT_PAGE: usize = 4096;
+
+/// Bytes of a put that are copied between two updates of that count.
+const PART: usize = 256 << 10;
 
 /// Bytes of a huge page.
 const HUGE: usize = 2 << 20;
@@ -226,6 +233,7 @@ pub struct Ingest {
 impl Ingest {
     /// Reserve a buffer whose size nobody can change.
     pub fn create(len: usize) -> Result<Self> {
+        let len = len + COUNT_PAGE;
         let fd = create_memfd("mooncake-ingest", len)?;
         seal(&fd, SIZE_SEALS)?;
         let map = Mapping::new(fd.as_fd(), len, ProtFlags::READ)?;
@@ -240,7 +248,12 @@ impl Ingest {
 
     /// Size.
     pub fn size(&self) -> u64 {
-        self.map.len as u64
+        (self.map.len - COUNT_PAGE) as u64
+    }
+
+    /// How many bytes, from the buffer's start, the client says it has written of its put.
+    pub fn written(&self) -> u64 {
+        count(&self.map).load(Ordering::Acquire)
     }
 
     /// The bytes of a put, if they lie inside. The client may change them at any time: read once.
@@ -258,7 +271,7 @@ pub struct IngestView {
 impl IngestView {
     /// Map the buffer a store passed.
     pub fn open(fd: OwnedFd, len: u64) -> Result<Self> {
-        let len = check_sealed(&fd, len, SIZE_SEALS)?;
+        let len = check_sealed(&fd, len + COUNT_PAGE as u64, SIZE_SEALS)?;
         let map = Mapping::new(fd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE)?;
         map.advise(0, len, Advice::LinuxPopulateWrite)?;
         Ok(Self { map })
@@ -266,18 +279,37 @@ impl IngestView {
 
     /// Size.
     pub fn size(&self) -> usize {
-        self.map.len
+        self.map.len - COUNT_PAGE
     }
 
-    /// Copy a block in.
+    /// Begin a put: nothing of it is written.
+    pub fn begin(&self) {
+        count(&self.map).store(0, Ordering::Release);
+    }
+
+    /// Copy a block in, all before `offset` being written; the store may follow part by part.
     ///
     /// # Panics
     /// If it does not fit at `offset`.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
-        let target = self.map.at(offset, bytes.len());
-        // SAFETY: `at` checked the range; the store only reads it, and tolerates torn bytes.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+        assert!(offset + bytes.len() as u64 <= self.size() as u64, "outside the buffer");
+        let mut end = offset;
+        for part in bytes.chunks(PART) {
+            let target = self.map.at(end, part.len());
+            // SAFETY: `at` checked the range; the store only reads it, and tolerates torn bytes.
+            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), target, part.len()) };
+            end += part.len() as u64;
+            count(&self.map).store(end, Ordering::Release);
+        }
     }
+}
+
+/// The count behind an ingest buffer: only its client writes it.
+fn count(map: &Mapping) -> &AtomicU64 {
+    let at = map.at((map.len - COUNT_PAGE) as u64, size_of::<AtomicU64>());
+    // SAFETY: inside a mapping that the reference does not outlive, aligned, and both processes use
+    // it as an atomic only.
+    unsafe { AtomicU64::from_ptr(at.cast()) }
 }
 
 fn create_memfd(name: &str, len: usize) -> Result<OwnedFd> {

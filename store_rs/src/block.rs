@@ -65,7 +65,8 @@ impl Layout {
     }
 
     /// Copy or code a block into its container, checksumming what is read; None if `target` is too
-    /// small for it.
+    /// small for it. Before a plane is read, `arrived` is asked for the block's bytes up to its end;
+    /// its errors end the copy.
     ///
     /// # Safety
     /// `source` must be readable for `raw_bytes`; its contents may change meanwhile.
@@ -73,14 +74,20 @@ impl Layout {
         &self,
         encoder: &mut Encoder,
         source: *const u8,
+        mut arrived: impl FnMut(usize) -> Result<()>,
         target: &mut [u8],
-    ) -> Option<Stored> {
-        let mut writer = BlockWriter::new(encoder, self.codec, self.shape, target).ok()?;
+    ) -> Result<Option<Stored>> {
+        let Ok(mut writer) = BlockWriter::new(encoder, self.codec, self.shape, target) else {
+            return Ok(None);
+        };
         for plane in 0..self.shape.planes as usize {
+            arrived((plane + 1) * self.plane)?;
             // SAFETY: the plane lies inside what the caller vouches for.
-            unsafe { writer.plane_shared(source.add(plane * self.plane)) }.ok()?;
+            if unsafe { writer.plane_shared(source.add(plane * self.plane)) }.is_err() {
+                return Ok(None);
+            }
         }
-        Some(self.stored(writer.finish().ok()?))
+        Ok(writer.finish().ok().map(|len| self.stored(len)))
     }
 
     fn stored(&self, len: usize) -> Stored {

@@ -24,7 +24,7 @@ HELLO, MATCH, LEASE, RELEASE, PUT = 1, 2, 3, 4, 6
 FAILED = 255
 
 
-def frame(op: int, payload: bytes = b"", *, version: int = 3, seq: int = 7) -> bytes:
+def frame(op: int, payload: bytes = b"", *, version: int = 4, seq: int = 7) -> bytes:
     return struct.pack("<IBBHQ", len(payload), version, op, 0, seq) + payload
 
 
@@ -56,7 +56,7 @@ def answer(raw: sockets.socket) -> tuple[int, bytes]:
         frame(MATCH, bytes(7) + b"\xff\xff\xff\xff"),
         frame(MATCH, bytes(6) + b"\x02\xff\xfe" + struct.pack("<I", 0)),
         frame(LEASE, bytes(16) + struct.pack("<I", 8193) + bytes(32)),
-        struct.pack("<IBBHQ", 1 << 30, 3, MATCH, 0, 0),
+        struct.pack("<IBBHQ", 1 << 30, 4, MATCH, 0, 0),
         frame(HELLO, struct.pack("<Q", 0)),
         frame(RELEASE, struct.pack("<I", 1) + bytes(7)),
         os.urandom(64),
@@ -179,6 +179,32 @@ def test_blocks_outside_the_put_buffer_are_refused(
     raw.close()
     for fd in fds:
         os.close(fd)
+
+
+def test_a_client_that_stops_in_the_middle_of_a_put_stores_nothing(
+    server: StoreServer, client: StoreClient
+) -> None:
+    raw, (arena, ingest) = hello(server.socket, ingest_bytes=1 << 16)
+    own = mmap.mmap(ingest, (1 << 16) + 4096)
+    own[:8192] = b"x" * 8192
+    own[1 << 16 : (1 << 16) + 8] = struct.pack("<Q", 4096)
+    (key,), parents = chain("half", 1)
+    shape = struct.pack("<BIII", 0, 2, 1, 4096)
+    item = key + bytes(32) + struct.pack("<Q", 0)
+    raw.sendall(frame(PUT, shape + bytes(7) + struct.pack("<I", 1) + item))
+    op, message = answer(raw)
+    assert (op, message[0]) == (FAILED, 0)
+    assert b"wrote nothing" in message
+    assert client.match([key]) == 0
+    assert client.stats()["logical_bytes"] == 0
+    whole = BlockShape("opaque", 2, 1, 4096)
+    assert client.put([key], parents, [b"y" * 8192], whole) == ["stored"]
+    raw.sendall(frame(PUT, shape + bytes(7) + struct.pack("<I", 1) + item))
+    assert answer(raw)[0] != FAILED  # It is there already: nothing is copied.
+    own.close()
+    raw.close()
+    os.close(arena)
+    os.close(ingest)
 
 
 def test_a_session_that_broke_the_protocol_is_quarantined_until_its_process_is_dead(

@@ -174,9 +174,7 @@ per_isa! {
 
 #[inline(always)]
 unsafe fn apply_lags_on<K: Masked>(symbols: &mut [u8], lags: &[u8]) {
-    let tokens = symbols.len() / lags.len();
-    // From the last one on, so that each still finds the signs before it.
-    change_signs(symbols, lags, (1..tokens).rev());
+    change_signs::<true>(symbols, lags);
 }
 
 per_isa! {
@@ -186,41 +184,43 @@ per_isa! {
 
 #[inline(always)]
 unsafe fn undo_lags_on<K: Masked>(symbols: &mut [u8], lags: &[u8]) {
-    let tokens = symbols.len() / lags.len();
-    change_signs(symbols, lags, 1..tokens);
+    change_signs::<false>(symbols, lags);
 }
 
-/// Flip the symbols of `tokens`, one after another, whose sign is set a lag before.
+/// Flip the symbols whose sign is set a lag before: as it was with `APPLY`, else as it has become.
 #[inline(always)]
-fn change_signs(symbols: &mut [u8], lags: &[u8], tokens: impl Iterator<Item = usize>) {
+fn change_signs<const APPLY: bool>(symbols: &mut [u8], lags: &[u8]) {
     if lags.iter().all(|lag| *lag == 0) {
         return;
     }
-    let channels = lags.len();
-    let mask = |lag| lags.iter().map(|of| u8::from(usize::from(*of) == lag)).collect();
-    let masks: Vec<(usize, Vec<u8>)> =
-        (1..=LAG_MAX).filter(|lag| lags.contains(&(*lag as u8))).map(|l| (l, mask(l))).collect();
-    for token in tokens {
-        let (before, now) = symbols.split_at_mut(token * channels);
-        for (lag, mask) in masks.iter().filter(|(lag, _)| *lag <= token) {
-            flip(&mut now[..channels], &before[(token - lag) * channels..], mask);
-        }
-    }
+    let whole = change_columns::<64, APPLY>(symbols, lags, 0);
+    let most = change_columns::<16, APPLY>(symbols, lags, whole);
+    change_columns::<1, APPLY>(symbols, lags, most);
 }
 
-/// Vectors of one size: a compiler that unrolls over a row would leave most of it to its remainder.
+/// `WIDTH` channels at a time, from `first` on, as long as there are so many; returns the next one.
+/// Down a few columns, the last rows stay in registers.
 #[inline(always)]
-fn flip(symbols: &mut [u8], before: &[u8], mask: &[u8]) {
-    let (before, mask) = (&before[..symbols.len()], &mask[..symbols.len()]);
-    let (columns, rest) = symbols.as_chunks_mut::<64>();
-    let whole = 64 * columns.len();
-    let others = before.as_chunks::<64>().0.iter().zip(mask.as_chunks::<64>().0);
-    for (symbols, (before, mask)) in columns.iter_mut().zip(others) {
-        for ((symbol, before), mask) in symbols.iter_mut().zip(before).zip(mask) {
-            *symbol ^= before & mask;
+fn change_columns<const WIDTH: usize, const APPLY: bool>(
+    symbols: &mut [u8],
+    lags: &[u8],
+    first: usize,
+) -> usize {
+    let columns = lags[first..].as_chunks::<WIDTH>().0;
+    for (number, lags_here) in columns.iter().enumerate() {
+        let start = first + number * WIDTH;
+        let mask = |lag| lags_here.map(|of| u8::from(of == lag));
+        let (mask1, mask2, mask3) = (mask(1), mask(2), mask(3));
+        // Before the first token no sign is set.
+        let (mut before1, mut before2, mut before3) = ([0; WIDTH], [0; WIDTH], [0; WIDTH]);
+        for token in symbols.chunks_exact_mut(lags.len()) {
+            let Some(now) = token[start..].first_chunk_mut::<WIDTH>() else { return start };
+            let was = *now;
+            for (i, symbol) in now.iter_mut().enumerate() {
+                *symbol ^= before1[i] & mask1[i] ^ before2[i] & mask2[i] ^ before3[i] & mask3[i];
+            }
+            (before3, before2, before1) = (before2, before1, if APPLY { was } else { *now });
         }
     }
-    for ((symbol, before), mask) in rest.iter_mut().zip(&before[whole..]).zip(&mask[whole..]) {
-        *symbol ^= before & mask;
-    }
+    first + columns.len() * WIDTH
 }

@@ -234,7 +234,7 @@ pub(super) struct Reader<'a> {
 }
 
 /// Bytes asked for at each node: those of a plane, over all of its nodes.
-const ASKED: usize = 256;
+const ASKED: usize = 768;
 
 impl Reader<'_> {
     /// Inverse of `Writer::channels`: `len` symbols into `out`.

@@ -92,12 +92,24 @@ impl Connection {
         deadline: Deadline,
         take: impl FnOnce(Reply<'_>) -> Result<T>,
     ) -> Result<T> {
+        self.call_during(request, || Ok(()), deadline, take)
+    }
+
+    /// The same, with `work` done once the request is sent; its errors break the connection.
+    pub(super) fn call_during<T>(
+        &self,
+        request: &Request<'_>,
+        work: impl FnOnce() -> Result<()>,
+        deadline: Deadline,
+        take: impl FnOnce(Reply<'_>) -> Result<T>,
+    ) -> Result<T> {
         let mut wire = self.wire.lock(deadline)?;
         self.check_usable()?;
         // Broken unless the whole exchange succeeds.
         self.broken.store(true, Ordering::Relaxed);
         wire.encode(request);
         send_by(&self.socket, &wire.out, deadline)?;
+        work()?;
         wire.set_timeout(&self.socket, deadline)?;
         let filled = wire.receive(&self.socket, 0)?;
         match wire.reply(&self.socket, filled, deadline)? {

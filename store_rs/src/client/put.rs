@@ -1,5 +1,6 @@
-//! Put from the client's side: copy blocks into the put buffer, tell the store, repeat.
+//! Put from the client's side: tell the store, copy blocks into the put buffer, repeat.
 //!
+//! The store follows while they are copied.
 //! A batch larger than the buffer goes in pieces. The buffer is reused from its start, so that what
 //! the store reads is still in cache. One put at a time; others wait for their turn or deadline.
 
@@ -102,14 +103,22 @@ impl Session {
         let mut items = Vec::with_capacity(blocks.len());
         let mut offset = 0;
         for block in blocks {
-            deadline.left()?;
-            self.ingest.write(offset as u64, block.bytes);
             let item = PutItem { key: block.key, parent: block.parent, offset: offset as u64 };
             items.push(item.encode());
             offset = (offset + block.bytes.len()).next_multiple_of(ALIGN);
         }
         let request = Request::Put { caller, shape, items: &items };
-        self.connection.call(&request, deadline, |reply| match reply {
+        self.ingest.begin();
+        let copy = || {
+            let mut offset = 0;
+            for block in blocks {
+                deadline.left()?;
+                self.ingest.write(offset as u64, block.bytes);
+                offset = (offset + block.bytes.len()).next_multiple_of(ALIGN);
+            }
+            Ok(())
+        };
+        self.connection.call_during(&request, copy, deadline, |reply| match reply {
             Reply::PutDone(statuses) if statuses.len() == items.len() => {
                 statuses.iter().map(|&status| PutStatus::decode(status)).collect()
             }

@@ -240,7 +240,9 @@ mod tests {
         let raw = vec![fill; layout.raw_bytes()];
         let mut container = vec![0; layout.container_bytes()];
         // SAFETY: `raw` has the size that the layout names.
-        unsafe { layout.write(&mut Encoder::new(), raw.as_ptr(), &mut container) }.expect("fits");
+        unsafe { layout.write(&mut Encoder::new(), raw.as_ptr(), |_| Ok(()), &mut container) }
+            .expect("all there")
+            .expect("fits");
         container
     }
 

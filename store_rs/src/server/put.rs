@@ -1,5 +1,9 @@
 //! Put: reserve under the lock, copy or encode without it, publish under it again.
 //!
+//! A client asks before it has written its put buffer, and counts what it has written: the store
+//! follows it part by part, so that both copy at once. A client that stops half-way gets nothing
+//! stored.
+//!
 //! A block is coded straight into its extent, whose size is a forecast: what the last block of that
 //! shape took, and a little more. One that does not fit is put again with room for the worst case;
 //! publishing gives back what was not needed.
@@ -24,6 +28,12 @@ use crate::wire::{BlockShape, Caller, PutItem, PutStatus};
 /// How long a put waits for other puts of its keys, for reads of them from disk, and for room.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// How long a client may take for the next part of what it puts.
+const PART_PATIENCE: Duration = Duration::from_millis(500);
+/// Looks at a part before the thread sleeps between them: a client that is copying is done soon.
+const EAGER_LOOKS: u32 = 1000;
+const NAP: Duration = Duration::from_micros(100);
 
 /// What coded blocks of a shape are expected to take.
 #[derive(Default)]
@@ -173,6 +183,28 @@ impl Session {
     }
 }
 
+/// Until the client has written its put buffer up to `end`.
+fn wait_written(ingest: &Ingest, end: u64) -> Result<()> {
+    let (mut seen, mut looks, mut since) = (ingest.written(), 0, None);
+    while seen < end {
+        if looks < EAGER_LOOKS {
+            std::thread::yield_now()
+        } else {
+            std::thread::sleep(NAP)
+        }
+        looks += 1;
+        let now = ingest.written();
+        if now != seen {
+            (seen, looks, since) = (now, 0, None);
+        } else if since.get_or_insert_with(Instant::now).elapsed() > PART_PATIENCE {
+            return Err(Error::refused(format!(
+                "a block was given up: its client wrote nothing of it for {PART_PATIENCE:?}"
+            )));
+        }
+    }
+    Ok(())
+}
+
 impl Reservation<'_> {
     /// Write and publish a block; the bytes its container takes, or None if it does not fit.
     fn fill(
@@ -190,8 +222,9 @@ impl Reservation<'_> {
         // SAFETY: an extent reserved for us alone, at least `len` bytes, and `at` checked that it is
         // inside the arena, which is mapped and touched.
         let target = unsafe { std::slice::from_raw_parts_mut(target, self.len) };
+        let arrived = |bytes: usize| wait_written(ingest, item.offset + bytes as u64);
         // SAFETY: the source range was checked.
-        let Some(stored) = (unsafe { layout.write(encoder, source, target) }) else {
+        let Some(stored) = unsafe { layout.write(encoder, source, arrived, target) }? else {
             let whole = self.len >= layout.container_bytes();
             let failed = || Error::refused("a block cannot be coded");
             return if whole { Err(failed()) } else { Ok(None) };

@@ -15,7 +15,7 @@ pub use replies::{LIST_END, LISTED_MAX, LeaseEntry, ListRow, PutStatus, Reply, V
 pub use stats::StatsReply;
 
 /// Version of everything below the header.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 16;
 /// Largest payload either side accepts.

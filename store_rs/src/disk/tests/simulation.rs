@@ -76,7 +76,9 @@ fn container(name: u64) -> Vec<u8> {
     let raw = content(name);
     let mut container = vec![0; layout.container_bytes()];
     // SAFETY: `raw` has the size that the layout names.
-    unsafe { layout.write(&mut Encoder::new(), raw.as_ptr(), &mut container) }.expect("fits");
+    unsafe { layout.write(&mut Encoder::new(), raw.as_ptr(), |_| Ok(()), &mut container) }
+        .expect("all there")
+        .expect("fits");
     container
 }
 
