@@ -234,6 +234,36 @@ def test_killed_by_sigkill_it_goes_on(script: Answering, url: str, tmp_path: Pat
     assert sorted(names(out)) == sorted(f"j{n}" for n in range(60))
 
 
+KILLED_WHILE_WRITING = """
+import resource, signal, sys
+from pathlib import Path
+from mooncake_serve.client.batch.output import Output
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+Output(Path(sys.argv[1]), retry_failed=True)
+"""
+
+
+def test_killed_while_it_drops_failed_lines_it_loses_none(
+    script: Answering, url: str, tmp_path: Path
+) -> None:
+    script.failures = [JSONResponse({"error": {"message": "no such thing"}}, 400)]
+    out = tmp_path / "out.jsonl"
+    jobs = [job(f"j{n}") for n in range(20)]
+    with Client(url) as client:
+        assert len(client.batch(jobs, output=out).failed) == 1
+        before = out.read_bytes()
+        command = [sys.executable, "-c", KILLED_WHILE_WRITING, str(out)]
+        done = subprocess.run(command, timeout=60, check=False)
+        assert done.returncode == -signal.SIGXFSZ
+        assert out.read_bytes() == before
+        assert client.batch(jobs, output=out, retry_failed=True).failed == []
+    assert sorted(names(out)) == sorted(each.custom_id for each in jobs)
+    assert len(script.asked) == len(jobs) + 1
+    assert list(tmp_path.iterdir()) == [out]
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

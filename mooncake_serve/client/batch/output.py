@@ -1,8 +1,9 @@
 """The output file: one line for each job, in OpenAI's format, appended as answers come.
 
 A line is on the disk before its job counts as done. A file that a killed run left behind is taken
-up again: its last line is cut off where it is torn, and jobs that are in it do not run again. A
-lock keeps a second run away.
+up again: its last line is cut off where it is torn, and jobs that are in it do not run again. Lines
+are taken out by writing the others to a new file and renaming it into place, so that a kill leaves
+either all of them or the ones to keep. A lock keeps a second run away.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import uuid
 from pathlib import Path
 from types import TracebackType
@@ -27,8 +29,7 @@ class Output:
         """Lines of jobs that are done, this run's and earlier ones'."""
         self._file: BinaryIO | None = None
         if path is not None:
-            self._file = path.open("a+b")
-            self._take(path, self._file, retry_failed)
+            self._file = self._take(path.resolve(), retry_failed)
 
     @property
     def done(self) -> set[str]:
@@ -38,7 +39,7 @@ class Output:
     def append(self, line: dict[str, Any]) -> None:
         """Add a line; durable on return. Blocking."""
         if self._file is not None:
-            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            self._file.write(_bytes(line))
             self._file.flush()
             os.fdatasync(self._file.fileno())
         self.lines.append(line)
@@ -59,33 +60,61 @@ class Output:
     ) -> None:
         self.close()
 
-    def _take(self, path: Path, file: BinaryIO, retry_failed: bool) -> None:
+    def _take(self, path: Path, retry_failed: bool) -> BinaryIO:
+        """The file, locked, with its whole lines read."""
+        file = _locked(path)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as err:
-            raise BatchError(f"{path}: another run writes to it") from err
-        file.seek(0)
-        raw = file.read()
-        whole = raw.rfind(b"\n") + 1
-        try:
-            self.lines = [_line(each) for each in raw[:whole].splitlines()]
+            raw = file.read()
+            whole = raw.rfind(b"\n") + 1
+            lines = [_line(each) for each in raw[:whole].splitlines()]
         except (ValueError, AttributeError) as err:
+            file.close()
             raise BatchError(f"{path}: not the output of a batch; give another -o") from err
-        if retry_failed:
-            self.lines = [line for line in self.lines if succeeded(line)]
-            kept = b"".join(
-                json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in self.lines
-            )
-            _replace(file, kept)
-        elif whole < len(raw):
+        self.lines = [line for line in lines if succeeded(line)] if retry_failed else lines
+        if len(self.lines) < len(lines):
+            return _replace(path, file, b"".join(map(_bytes, self.lines)))
+        if whole < len(raw):
             file.truncate(whole)
+        return file
 
 
-def _replace(file: BinaryIO, content: bytes) -> None:
-    file.truncate(0)
+def _locked(path: Path) -> BinaryIO:
+    """The file at `path`, at its beginning; ours alone until it is closed."""
+    file = path.open("a+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A run that replaced the file meanwhile has its lock on the new one.
+        ours = os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        ours = False
+    if not ours:
+        file.close()
+        raise BatchError(f"{path}: another run writes to it")
+    file.seek(0)
+    return file
+
+
+def _replace(path: Path, old: BinaryIO, content: bytes) -> BinaryIO:
+    """A new file in the old one's place, locked before it has the name; durable on return."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    file = _locked(temporary)
+    shutil.copymode(path, temporary)
     file.write(content)
     file.flush()
     os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    old.close()
+    return file
+
+
+def _bytes(line: dict[str, Any]) -> bytes:
+    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 
 def _line(raw: bytes) -> dict[str, Any]:
