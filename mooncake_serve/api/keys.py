@@ -120,6 +120,11 @@ class KeyRing:
             raise Unauthorized("unknown API key", code="invalid_api_key")
         return known
 
+    def of(self, tenant: str) -> list[Key]:
+        """The records of a tenant's keys."""
+        self._follow()
+        return [key for key in self._keys.values() if key.tenant == tenant]
+
     def reload(self) -> int:
         """Read the file now: how many keys it has. Raises ConfigError, and then knows none."""
         self._stamp = self._now()

@@ -10,6 +10,7 @@ without the secret, so that no tenant ever hits another's.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mooncake_serve.api.keys import KeyRing
+from mooncake_serve.api.keys import Key, KeyRing
 from mooncake_serve.api.limits import Limiter, Limits
 from mooncake_serve.config import ApiConfig
 from mooncake_serve.errors import Unauthorized
@@ -60,15 +61,22 @@ class Doorkeeper:
         if self.ring is None:
             return self._named(hashlib.sha256(key.encode()).hexdigest()[:16], self._default)
         known = self.ring.authenticate(key)
-        limits = Limits(
-            known.requests_per_minute or self._default.requests_per_minute,
-            known.concurrency or self._default.concurrency,
-        )
-        return self._named(known.tenant, limits)
+        return self._named(known.tenant, self._limits(known))
 
     def by_name(self, name: str) -> Tenant:
-        """A tenant whose request was taken earlier: a batch goes on without its caller."""
-        return self._named(name, self._default) if name else Tenant(limits=self._default)
+        """A tenant whose request was taken earlier: a batch goes on without its caller, under the
+        widest limits of the tenant's keys."""
+        if not name:
+            return Tenant(limits=self._default)
+        found = map(self._limits, self.ring.of(name) if self.ring is not None else ())
+        widest = max(found, key=lambda one: one.concurrency or math.inf, default=self._default)
+        return self._named(name, widest)
+
+    def _limits(self, key: Key) -> Limits:
+        return Limits(
+            key.requests_per_minute or self._default.requests_per_minute,
+            key.concurrency or self._default.concurrency,
+        )
 
     def _named(self, name: str, limits: Limits) -> Tenant:
         from mooncake_serve.store import tenant_salt

@@ -106,27 +106,46 @@ class Ledger:
         return True
 
     def list(
-        self, table: str, tenant: str, after: str | None, limit: int, *, newest_first: bool = True
+        self,
+        table: str,
+        tenant: str,
+        after: str | None,
+        limit: int,
+        *,
+        newest_first: bool = True,
+        purpose: str | None = None,
     ) -> list[JSON]:
-        """Objects of "files" or "batches" after the one with id `after`; one more than `limit`."""
+        """Objects of "files" or "batches" after the one with id `after`; one more than `limit`.
+
+        With `purpose`, files of that one. After an object that the tenant does not have comes none.
+        """
         assert table in {"files", "batches"}
         order, than = ("DESC", "<") if newest_first else ("ASC", ">")
         with self._transaction() as db:
-            since, values = "", [tenant]
+            which, values = "", [tenant]
             if after is not None:
-                since = f"AND number {than} (SELECT number FROM {table} WHERE id = ?)"
-                values.append(after)
+                which = f"AND number {than} (SELECT number FROM {table} WHERE tenant = ? AND id = ?)"
+                values += [tenant, after]
+            if purpose is not None:
+                which += " AND json_extract(document, '$.purpose') = ?"
+                values.append(purpose)
             rows = db.execute(
-                f"SELECT document FROM {table} WHERE tenant = ? {since} "
+                f"SELECT document FROM {table} WHERE tenant = ? {which} "
                 f"ORDER BY number {order} LIMIT ?",
                 (*values, limit + 1),
             ).fetchall()
         return [json.loads(row[0]) for row in rows]
 
-    def add_batch(self, tenant: str, document: JSON) -> None:
-        """A new batch."""
+    def add_batch(self, tenant: str, document: JSON) -> bool:
+        """A new batch; False when the tenant has no such input file."""
         with self._transaction() as db:
-            _add(db, "batches", tenant, document, status=document["status"])
+            owned = db.execute(
+                "SELECT 1 FROM files WHERE id = ? AND tenant = ?",
+                (document["input_file_id"], tenant),
+            ).fetchone()
+            if owned:
+                _add(db, "batches", tenant, document, status=document["status"])
+        return owned is not None
 
     def batch(self, tenant: str, batch_id: str) -> JSON | None:
         """A batch's object, with its counts of this moment."""
@@ -188,6 +207,16 @@ class Ledger:
                 "WHERE batch = ? AND number = ? AND outcome IS NULL",
                 (outcome, json.dumps(result), batch_id, number),
             )
+
+    def gave_up(self, batch_id: str, code: str) -> bool:
+        """Whether lines of a batch were given up with this error."""
+        with self._transaction() as db:
+            found = db.execute(
+                "SELECT 1 FROM lines WHERE batch = ? AND outcome = 'failed' "
+                "AND json_extract(result, '$.error.code') = ? LIMIT 1",
+                (batch_id, code),
+            ).fetchone()
+        return found is not None
 
     def counts(self, batch_id: str) -> JSON:
         """OpenAI's `request_counts`."""

@@ -99,11 +99,15 @@ class _Files:
         _check_limit(limit, FILES_LIMIT_MAX)
         found = await asyncio.to_thread(
             lambda: self._ledger.list(
-                "files", _tenant(request), after, limit, newest_first=order == "desc"
+                "files",
+                _tenant(request),
+                after,
+                limit,
+                newest_first=order == "desc",
+                purpose=purpose,
             )
         )
-        kept = [each for each in found[:limit] if purpose in (None, each["purpose"])]
-        return _page(kept, more=len(found) > limit)
+        return _page(found[:limit], more=len(found) > limit)
 
     async def retrieve(self, request: Request, file_id: str) -> JSON:
         """A file's object."""
@@ -134,12 +138,9 @@ class _Batches:
     async def create(self, request: Request) -> JSON:
         """Start a batch."""
         body = parse(await read_body(request, self._settings.max_body), BatchBody)
-        tenant = _tenant(request)
-        found = await asyncio.to_thread(self._ledger.file, tenant, body.input_file_id)
-        if found is None:
-            raise NotFound(f"no file {body.input_file_id!r}", param="input_file_id")
         document = _document(body)
-        await asyncio.to_thread(self._ledger.add_batch, tenant, document)
+        if not await asyncio.to_thread(self._ledger.add_batch, _tenant(request), document):
+            raise NotFound(f"no file {body.input_file_id!r}", param="input_file_id")
         self._runner.wake()
         return document
 

@@ -3,8 +3,10 @@
 One runner works on a directory at a time: it holds a file lock, so an ingress that is being
 replaced and its successor never run the same line. A batch goes validating → in_progress →
 finalizing → completed, or failed, expired, cancelled; each step is recorded before the next, and
-each can be done again. Lines that share a document go one first, then together. The server's own
-refusals (429, 503) are waited out; any other error is the line's answer.
+each can be done again. Lines that share a document go one first, then together, and no more of a
+tenant's at once than its limit. The server's own refusals (429, 503) are waited out; any other error
+is the line's answer. A disk or database that fails is tried again until it works, at most
+`RETRY_MAX_S` apart; whatever else goes wrong fails the batch with its reason.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import fcntl
 import json
 import logging
 import os
+import sqlite3
 import time
 import uuid
 from collections.abc import Iterable
@@ -36,10 +39,12 @@ KINDS: dict[str, type[ChatBody] | type[CompletionBody]] = {
     "/v1/completions": CompletionBody,
 }
 LOCK_POLL_S = 0.5
-RETRY_MAX_S = 30.0
+RETRY_S, RETRY_MAX_S = 1.0, 30.0
 ENGINE_ATTEMPTS = 3
 PRIORITY = 1000
 """Behind everybody who waits for an answer."""
+EXPIRED = "batch_expired"
+DISK_FAILED = (OSError, sqlite3.Error)
 
 JSON = dict[str, Any]
 
@@ -57,6 +62,7 @@ class Runner:
         self._keeper = keeper
         self._settings = settings
         self._pace = Pace(settings.batch_concurrency)
+        self._places: dict[str, asyncio.Semaphore] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
 
@@ -70,7 +76,13 @@ class Runner:
         try:
             while True:
                 self._news.clear()
-                for tenant, batch_id in await asyncio.to_thread(self._ledger.unfinished):
+                try:
+                    unfinished = await asyncio.to_thread(self._ledger.unfinished)
+                except DISK_FAILED:
+                    log.exception("no batch starts; tried again in %.0f s", RETRY_MAX_S)
+                    await asyncio.sleep(RETRY_MAX_S)
+                    continue
+                for tenant, batch_id in unfinished:
                     if batch_id not in self._running:
                         self._start(tenant, batch_id)
                 await self._news.wait()
@@ -91,39 +103,57 @@ class Runner:
             except BlockingIOError:
                 await asyncio.sleep(LOCK_POLL_S)
 
-    def _start(self, tenant: str, batch_id: str) -> None:
-        def ended(task: asyncio.Task[None]) -> None:
-            self._running.pop(batch_id, None)
-            if not task.cancelled() and task.exception() is not None:
-                log.error(
-                    "batch %s stopped; it goes on at the next start",
-                    batch_id,
-                    exc_info=task.exception(),
-                )
-
-        task = asyncio.ensure_future(_Batch(self, tenant, batch_id).run())
+    def _start(self, name: str, batch_id: str) -> None:
+        tenant = self._keeper.by_name(name)
+        most = tenant.limits.concurrency or self._settings.batch_concurrency
+        place = self._places.setdefault(name, asyncio.Semaphore(most))
+        task = asyncio.ensure_future(_Batch(self, tenant, batch_id, place).run())
         self._running[batch_id] = task
-        task.add_done_callback(ended)
+        task.add_done_callback(lambda _: self._running.pop(batch_id, None))
 
 
 class _Batch:
     """One batch under way."""
 
-    def __init__(self, runner: Runner, tenant: str, batch_id: str) -> None:
+    def __init__(
+        self, runner: Runner, tenant: Tenant, batch_id: str, place: asyncio.Semaphore
+    ) -> None:
+        """`place` bounds the lines of the tenant's batches that run at once."""
         self._ledger = runner._ledger
         self._generator = runner._generator
         self._settings = runner._settings
         self._pace = runner._pace
-        self._name = tenant
-        self._tenant: Tenant = runner._keeper.by_name(tenant)
+        self._place = place
+        self._name = tenant.name
+        self._tenant = tenant
         self._id = batch_id
         self._expires = 0
         self._input = Path()
         self._kind: type[ChatBody] | type[CompletionBody] = ChatBody
         self._stopping = False
+        self._broken: str | None = None
+        """What went wrong that trying again does not help."""
 
     async def run(self) -> None:
-        """All steps that are left."""
+        """All steps that are left, again and again until they are done."""
+        pause_s = RETRY_S
+        while True:
+            try:
+                await self._steps()
+                return
+            except DISK_FAILED:
+                log.exception("batch %s goes on in %.0f s", self._id, pause_s)
+            except Exception as err:
+                log.exception("batch %s fails", self._id)
+                self._broken = f"the server failed: {type(err).__name__}; its log has the details"
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    async def _steps(self) -> None:
+        if self._broken is not None:
+            report = _errors([{"code": "internal_error", "message": self._broken}])
+            await asyncio.to_thread(self._end, "failed", errors=report)
+            return
         batch = await asyncio.to_thread(self._ledger.batch, self._name, self._id)
         assert batch is not None
         self._expires = batch["expires_at"]
@@ -140,8 +170,9 @@ class _Batch:
         lines, errors = read_lines(self._input, batch["endpoint"])
         now = int(time.time())
         if errors:
-            report = {"object": "list", "data": errors}
-            return self._ledger.update(self._id, status="failed", failed_at=now, errors=report)
+            return self._ledger.update(
+                self._id, status="failed", failed_at=now, errors=_errors(errors)
+            )
         return self._ledger.start(self._id, lines, status="in_progress", in_progress_at=now)
 
     async def _answer_lines(self) -> None:
@@ -156,28 +187,36 @@ class _Batch:
     async def _watch(self) -> None:
         """Notice that nobody wants the rest any more."""
         while not self._stopping:
-            batch = await asyncio.to_thread(self._ledger.batch, self._name, self._id)
-            cancelled = batch is None or batch["status"] == "cancelling"
+            try:
+                batch = await asyncio.to_thread(self._ledger.batch, self._name, self._id)
+                cancelled = batch is None or batch["status"] == "cancelling"
+            except DISK_FAILED as err:
+                log.warning("batch %s: whether it was cancelled is not known: %s", self._id, err)
+                cancelled = False
             self._stopping = cancelled or time.time() >= self._expires
             await asyncio.sleep(LOCK_POLL_S)
 
     async def _answer(self, line: Line) -> None:
-        async with self._pace.slot():
+        async with self._place, self._pace.slot():
+            if self._stopping:
+                return
+            asked = await asyncio.to_thread(read_line, self._input, line)
             failures = 0
             while not self._stopping:
                 started = time.monotonic()
                 try:
-                    body = await self._generate(line)
+                    body = await self._generate(asked)
                 except (Overloaded, Unavailable) as err:
                     self._pace.refused(started)
                     wait_s = getattr(err, "retry_after_s", 1.0)
                     await asyncio.sleep(min(wait_s, RETRY_MAX_S))
                     continue
-                except RequestError as err:
-                    failures += isinstance(err, EngineFailed)
-                    if isinstance(err, EngineFailed) and failures < ENGINE_ATTEMPTS:
+                except Exception as err:  # noqa: BLE001 - it is the line's answer
+                    failure = self._known(err)
+                    failures += isinstance(failure, EngineFailed)
+                    if isinstance(failure, EngineFailed) and failures < ENGINE_ATTEMPTS:
                         continue
-                    outcome, status, body = "failed", err.status, err.envelope()
+                    outcome, status, body = "failed", failure.status, failure.envelope()
                 else:
                     self._pace.answered()
                     outcome, status = "completed", 200
@@ -185,12 +224,17 @@ class _Batch:
                 await asyncio.to_thread(self._ledger.record, self._id, line.number, outcome, result)
                 return
 
-    async def _generate(self, line: Line) -> JSON:
-        body = await asyncio.to_thread(read_line, self._input, line)
-        body.setdefault("priority", PRIORITY)
+    def _known(self, error: Exception) -> RequestError:
+        """What a caller over HTTP would be told of it."""
+        if isinstance(error, RequestError):
+            return error
+        log.error("a line of batch %s failed", self._id, exc_info=error)
+        return EngineFailed("internal error; the server's log has the details")
+
+    async def _generate(self, body: JSON) -> JSON:
+        raw = json.dumps({"priority": PRIORITY, **body}).encode()
         deadline = asyncio.get_running_loop().time() + self._settings.request_timeout_s
         asked = Asked(self._tenant, deadline)
-        raw = json.dumps(body).encode()
 
         async def work() -> JSON:
             # The pair of types is one of two: checkers cannot follow that through the dictionary.
@@ -200,18 +244,24 @@ class _Batch:
         return await until(deadline, work())
 
     def _finalize(self) -> None:
-        """Write the output files, then say in one transaction that they and the end are there."""
         batch = self._ledger.update(self._id, unless=())
         cancelled = batch["status"] == "cancelling"
-        expired = bool(self._ledger.waiting(self._id))
-        now = int(time.time())
+        expired = bool(self._ledger.waiting(self._id)) or self._ledger.gave_up(self._id, EXPIRED)
         if batch["status"] == "in_progress":
+            now = int(time.time())
             batch = self._ledger.update(
                 self._id, unless=("cancelling",), status="finalizing", finalizing_at=now
             )
             cancelled = batch["status"] == "cancelling"
-        self._give_up_the_rest("batch_cancelled" if cancelled else "batch_expired")
-        files, fields = [], {}
+        self._end("cancelled" if cancelled else "expired" if expired else "completed")
+
+    def _end(self, status: str, **fields: Any) -> None:
+        """Write the output files, then say in one transaction that they and the end are there."""
+        for line in self._ledger.waiting(self._id):
+            why = "the batch ended before this request was sent"
+            result = unanswered(line.custom_id, f"batch_{status}", why)
+            self._ledger.record(self._id, line.number, "failed", result)
+        files = []
         for name, outcome in (("output_file_id", "completed"), ("error_file_id", "failed")):
             # Named after the batch: doing it again writes the same file.
             file_id = f"file-{self._id.removeprefix('batch_')}-{name.removesuffix('_file_id')}"
@@ -219,17 +269,13 @@ class _Batch:
             if size:
                 files.append(file_object(file_id, f"{self._id}_{name}.jsonl", size, "batch_output"))
                 fields[name] = file_id
-        status = "cancelled" if cancelled else "expired" if expired else "completed"
-        self._ledger.end(
-            self._name, self._id, files, status=status, **{f"{status}_at": now}, **fields
-        )
+        fields[f"{status}_at"] = int(time.time())
+        self._ledger.end(self._name, self._id, files, status=status, **fields)
 
-    def _give_up_the_rest(self, code: str) -> None:
-        for line in self._ledger.waiting(self._id):
-            result = unanswered(
-                line.custom_id, code, "the batch ended before this request was sent"
-            )
-            self._ledger.record(self._id, line.number, "failed", result)
+
+def _errors(found: list[JSON]) -> JSON:
+    """OpenAI's `errors` of a batch."""
+    return {"object": "list", "data": [{"param": None, "line": None, **each} for each in found]}
 
 
 def file_object(file_id: str, filename: str, size: int, purpose: str) -> JSON:
