@@ -58,9 +58,9 @@ def create_admin_app(
     app.add_api_route("/tenants", tenants, methods=["GET"])
     app.add_api_route("/replicas", replicas, methods=["GET"])
     app.add_api_route("/keys/reload", reload_keys, methods=["POST"])
-    envelope.install(app, observer)
+    envelope.install(app)
     app.add_middleware(OperatorsDoor, token=token)
-    app.add_middleware(Frame, echo_request_id=True)
+    app.add_middleware(Frame, observer=observer, echo_request_id=True)
     return app
 
 

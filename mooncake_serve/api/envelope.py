@@ -9,7 +9,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from mooncake_serve.api.observe import Observer
 from mooncake_serve.errors import (
     InvalidRequest,
     NotFound,
@@ -21,15 +20,9 @@ from mooncake_serve.errors import (
 RETRY_UNAVAILABLE_S = 1
 
 
-def install(app: FastAPI, observer: Observer) -> None:
+def install(app: FastAPI) -> None:
     """Register the handlers."""
-
-    async def request_error(_: Request, err: Exception) -> JSONResponse:
-        assert isinstance(err, RequestError)
-        observer.failed(err.status)
-        return respond(err)
-
-    app.add_exception_handler(RequestError, request_error)
+    app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
 
@@ -59,6 +52,11 @@ def invalid_body(errors: list[Any]) -> InvalidRequest:
         return InvalidRequest(f"missing parameter: {'.'.join(where)}", param=param, code="missing")
     message = f"{param}: {first['msg']}" if param else str(first["msg"])
     return InvalidRequest(message, param=param, code="invalid_value")
+
+
+async def _request_error(_: Request, err: Exception) -> JSONResponse:
+    assert isinstance(err, RequestError)
+    return respond(err)
 
 
 async def _validation_error(_: Request, err: Exception) -> JSONResponse:

@@ -1,7 +1,8 @@
 """What surrounds every request: its id, the size of its body, and a client that leaves.
 
-`Frame` is plain ASGI: it sets `x-request-id` on every response and is the last resort for errors
-that no handler took, so that a client never sees anything but OpenAI's envelope.
+`Frame` is plain ASGI: it sets `x-request-id` on every response, counts those that are errors,
+whoever gave them, and is the last resort for errors that no handler took, so that a client never
+sees anything but OpenAI's envelope.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mooncake_serve import tracing
 from mooncake_serve.api.envelope import respond
+from mooncake_serve.api.observe import Observer
 from mooncake_serve.errors import EngineFailed, PayloadTooLarge, RequestError
 from mooncake_serve.logs import request_context
 
@@ -42,8 +44,9 @@ class ClientGone(RequestError):
 class Frame:
     """The outermost layer of the application."""
 
-    def __init__(self, app: ASGIApp, *, echo_request_id: bool) -> None:
+    def __init__(self, app: ASGIApp, *, observer: Observer, echo_request_id: bool) -> None:
         self._app = app
+        self._observer = observer
         self._echo = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,6 +62,8 @@ class Frame:
             nonlocal started, status
             if message["type"] == "http.response.start":
                 started, status = True, message["status"]
+                if status >= 400:
+                    self._observer.failed(status)
                 if self._echo:
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)

@@ -42,7 +42,7 @@ class Observer:
         return Observation(self, model, arrived)
 
     def failed(self, status: int) -> None:
-        """A request ended in an error."""
+        """A request ended in an error: once for each, by `Frame`, or by its stream."""
         self.requests.add(metrics.FAILED, labels=(str(status),))
 
     def count_running(self, model: str, change: int) -> None:

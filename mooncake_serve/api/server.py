@@ -79,9 +79,9 @@ def create_app(
     if batches is not None:
         batches.add_routes(app)
     openapi.install(app)
-    envelope.install(app, observer)
+    envelope.install(app)
     app.add_middleware(Door, keeper=keeper)
-    app.add_middleware(Frame, echo_request_id=echo_request_id)
+    app.add_middleware(Frame, observer=observer, echo_request_id=echo_request_id)
     return app
 
 

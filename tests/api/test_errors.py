@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from mooncake_serve.api import create_app
+from mooncake_serve.api import create_app, keys
+from mooncake_serve.api.observe import Observer
 from mooncake_serve.config import ApiConfig
 from mooncake_serve.errors import EngineFailed, Overloaded, Unavailable
 from tests.api.fake import CONTEXT, MODEL, FakeGateway
@@ -255,3 +257,41 @@ async def test_request_id_is_echoed(http: httpx.AsyncClient) -> None:
         assert response.headers["x-request-id"] == "abc-1"
     response = await http.get("/health", headers={"x-request-id": "x" * 200})
     assert response.headers["x-request-id"].startswith("req-")
+
+
+async def test_every_error_is_counted_once(tmp_path: Path) -> None:
+    """Whoever answers it: the door, a route, the router, validation, the frame, a stream."""
+    gateway, observer, file = FakeGateway(), Observer(), tmp_path / "keys.json"
+    key = {"authorization": f"Bearer {keys.create(file, 'acme', requests_per_minute=7)}"}
+    secret = tmp_path / "secret"
+    secret.write_text("of this test, and nobody else's\n")
+    settings = ApiConfig(keys_file=str(file), tenant_secret_file=str(secret))
+    app = create_app(gateway, settings, observer=observer)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        for status, method, path, more in (
+            (401, "GET", "/v1/models", {}),
+            (404, "GET", "/v2/nothing", {"headers": key}),
+            (404, "GET", "/v1/models/other", {"headers": key}),
+            (405, "GET", CHAT, {"headers": key}),
+            (400, "POST", CHAT, {"headers": key, "json": chat(n=9)}),
+            (200, "POST", CHAT, {"headers": key, "json": chat()}),
+        ):
+            assert (await http.request(method, path, **more)).status_code == status
+        gateway.fail_after, gateway.error = 1, EngineFailed("gone")
+        cut = await http.post(CHAT, json=chat(stream=True), headers=key)
+        assert (cut.status_code, "error" in cut.text) == (200, True)
+        gateway.refusal = RuntimeError("a bug")
+        assert (await http.post(CHAT, json=chat(), headers=key)).status_code == 500
+        assert (await http.post(CHAT, json=chat(), headers=key)).status_code == 429
+    lines = observer.scrape.render().decode().splitlines()
+    name = "mooncake_request_failures_total{"
+    counted = {line[len(name) :] for line in lines if line.startswith(name)}
+    assert counted == {
+        'status="400"} 1.0',
+        'status="401"} 1.0',
+        'status="404"} 2.0',
+        'status="405"} 1.0',
+        'status="429"} 1.0',
+        'status="500"} 2.0',
+    }
