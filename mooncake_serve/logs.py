@@ -25,17 +25,18 @@ from typing import Any, Literal
 ROOT = "mooncake_serve"
 Style = Literal["text", "json"]
 
-_request: ContextVar[str] = ContextVar("request", default="")
+REQUEST: ContextVar[str] = ContextVar("request", default="")
+"""Id of the request that this context works for."""
 
 
 @contextmanager
 def request_context(request_id: str) -> Iterator[None]:
     """Lines written inside belong to this request."""
-    token = _request.set(request_id)
+    token = REQUEST.set(request_id)
     try:
         yield
     finally:
-        _request.reset(token)
+        REQUEST.reset(token)
 
 
 class _WithRequest(logging.Filter):
@@ -43,7 +44,7 @@ class _WithRequest(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not hasattr(record, "request_id"):
-            record.request_id = _request.get()
+            record.request_id = REQUEST.get()
         return True
 
 

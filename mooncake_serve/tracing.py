@@ -22,7 +22,8 @@ Value = str | int | float | bool
 
 _tracer: Tracer | None = None
 _provider: TracerProvider | None = None
-_current: ContextVar[str] = ContextVar("traceparent", default="")
+TRACEPARENT: ContextVar[str] = ContextVar("traceparent", default="")
+"""The span that new ones belong below, or nothing."""
 
 
 class Note:
@@ -105,14 +106,14 @@ def span(name: str, parent: str | None = None, **attributes: Value) -> Iterator[
 
 def current() -> str:
     """The `traceparent` of `under`, or nothing."""
-    return _current.get()
+    return TRACEPARENT.get()
 
 
 @contextmanager
 def under(note: Note) -> Iterator[None]:
     """Spans begun inside, without a parent of their own, belong below this one."""
-    token = _current.set(note.traceparent)
+    token = TRACEPARENT.set(note.traceparent)
     try:
         yield
     finally:
-        _current.reset(token)
+        TRACEPARENT.reset(token)

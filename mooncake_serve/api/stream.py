@@ -22,6 +22,8 @@ from mooncake_serve.api.observe import Observation
 from mooncake_serve.api.shapes import DONE, Choice, Shape, sse, total_usage
 from mooncake_serve.engine.protocol import Event, FailEvent, FinishEvent, TokenEvent, Usage
 from mooncake_serve.errors import DeadlineExceeded, EngineFailed, RequestError
+from mooncake_serve.logs import REQUEST
+from mooncake_serve.tracing import TRACEPARENT
 
 T = TypeVar("T")
 Batch = tuple[int, list[Event]]
@@ -51,11 +53,9 @@ async def merge(answers: Sequence[Answer]) -> AsyncGenerator[Batch]:
                 yield 0, events
         return
     ready: asyncio.Queue[Batch | Exception] = asyncio.Queue(maxsize=2 * len(answers))
-    # A context of its own for each: Serve 2.60 names handle calls after the HTTP request in the
-    # context, takes a second call of the same name for a retry of the first, and never sends it.
     pumps = [
         asyncio.get_running_loop().create_task(
-            _pump(index, answer.events(), ready), context=Context()
+            _pump(index, answer.events(), ready), context=_own_context()
         )
         for index, answer in enumerate(answers)
     ]
@@ -73,6 +73,16 @@ async def merge(answers: Sequence[Answer]) -> AsyncGenerator[Batch]:
         await asyncio.gather(*pumps, return_exceptions=True)
         for answer in answers:  # One whose pump never ran was never asked for its events.
             answer.abandon()
+
+
+def _own_context() -> Context:
+    """A context of its own for each choice, with what is ours of this one and nothing of Serve's:
+    Serve 2.60 names handle calls after the HTTP request in the context, takes a second call of the
+    same name for a retry of the first, and never sends it."""
+    context = Context()
+    for variable in (REQUEST, TRACEPARENT):
+        context.run(variable.set, variable.get())
+    return context
 
 
 async def _pump(

@@ -10,10 +10,12 @@ import pytest
 from mooncake_serve.api import create_app
 from mooncake_serve.api.observed import ObservedGateway
 from mooncake_serve.config import ApiConfig
+from mooncake_serve.engine.protocol import TokenEvent
+from mooncake_serve.logs import REQUEST
 from mooncake_serve.prometheus import PrometheusSink
 from mooncake_serve.router.hot import KEYS, HotKeys
 from mooncake_serve.router.journal import BUCKET_S, BUCKETS, DECISIONS, Decision, Journal
-from tests.api.fake import MODEL, FakeGateway
+from tests.api.fake import MODEL, FakeAnswer, FakeGateway
 
 SECRET = "the-secret-of-this-prompt"
 
@@ -62,6 +64,25 @@ async def test_prompts_and_answers_are_never_logged(
     lines = [f"{one.getMessage()} {one.__dict__.get('fields')}" for one in caplog.records]
     assert sum("answered" in line for line in lines) == 5
     assert not [line for line in lines if SECRET in line or "abc" in line]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_choice_runs_under_its_requests_id(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    seen: list[str] = []
+    token = FakeAnswer._token
+
+    def note(answer: FakeAnswer, index: int) -> TokenEvent:
+        seen.append(REQUEST.get())
+        return token(answer, index)
+
+    monkeypatch.setattr(FakeAnswer, "_token", note)
+    transport = httpx.ASGITransport(create_app(gateway, ApiConfig()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 2, "n": 3, "stream": stream}
+        await http.post("/v1/completions", json=body, headers={"x-request-id": "named"})
+    assert seen == ["named"] * 6
 
 
 def test_history_is_bounded_and_in_order() -> None:
