@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 
 import httpx
 import pytest
@@ -100,6 +101,23 @@ def test_history_is_bounded_and_in_order() -> None:
     shown = journal.decisions()
     assert len(shown) == DECISIONS
     assert shown[0]["request_id"] == f"r{2 * BUCKETS - 1}"
+
+
+def test_the_rarest_key_makes_room() -> None:
+    """Against the definition: the fewest requests, of equals the one that came first."""
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    hot, counts = HotKeys(), dict[bytes, int]()
+    for _ in range(20 * KEYS):
+        key = int(rng.paretovariate(0.3)).to_bytes(256, "big")[-32:]
+        hot.count(key, 0)
+        floor = 0
+        if key not in counts and len(counts) == KEYS:
+            floor = counts.pop(min(counts, key=counts.__getitem__))
+        counts[key] = counts.get(key, floor) + 1
+    assert {key: one.requests for key, one in hot._counts.items()} == counts
+    assert len(hot._rarest) == KEYS
 
 
 def test_hot_keys_are_bounded_and_keep_what_is_frequent() -> None:
