@@ -1,8 +1,8 @@
 """The load generator: sends sessions in a closed or an open loop, and measures every request.
 
 Closed: a number of clients, each with one request at a time. Open: sessions start at their arrival
-times whatever the server does, so that queues show. A request that fails is counted, and its
-session goes no further.
+times whatever the server does, so that queues show: the client must neither retry nor hold requests
+back. A request that fails or is refused is counted, and its session goes no further.
 """
 
 from __future__ import annotations

@@ -87,7 +87,10 @@ def _loaded(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _run(url: str, chosen: argparse.Namespace) -> dict[str, Any]:
-    async with AsyncClient(url, api_key=chosen.api_key, model=chosen.model) as client:
+    # A refusal is a result here: retried, it would count as a slow success.
+    async with AsyncClient(
+        url, api_key=chosen.api_key, model=chosen.model, max_retries=0
+    ) as client:
         context = (await client.tokenize("ready?")).max_context
         await client.chat("Warm up.", max_tokens=WARM_UP_TOKENS)
         sessions = _sessions(chosen, context)

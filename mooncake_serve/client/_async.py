@@ -87,6 +87,7 @@ class AsyncClient:
             base_url=self.base_url,
             headers=_core.auth_headers(api_key),
             timeout=_core.timeouts(timeout_s),
+            limits=_core.LIMITS,
             transport=transport,
         )
 

@@ -25,6 +25,8 @@ DEFAULT_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 DEFAULT_RETRIES = 3
 RETRY_AFTER_MAX_S = 60.0
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+"""A connection for every call at once: whoever calls bounds them, a hidden queue would not show."""
 
 Message = Mapping[str, Any]
 

@@ -96,6 +96,7 @@ class Client:
             base_url=self.base_url,
             headers=_core.auth_headers(api_key),
             timeout=_core.timeouts(timeout_s),
+            limits=_core.LIMITS,
             transport=transport,
         )
 

@@ -26,11 +26,16 @@ USAGE = {
 
 
 class Streaming(Script):
-    """Streams three tokens to everybody; fails those whose text says so."""
+    """Streams three tokens to everybody; fails those whose text says so, refuses the first few."""
+
+    busy = 0
 
     async def handle(self, request: Any) -> Response:
         body = await request.json()
         self.bodies.append(body)
+        if self.busy and body["max_tokens"] > 1:  # Not the warm-up.
+            self.busy -= 1
+            return Response(json.dumps({"error": {"message": "busy"}}), 429)
         if "fail" in json.dumps(body):
             return Response(json.dumps({"error": {"message": "no"}}), 400)
         usage = {"model": "tiny", "choices": [], "usage": USAGE}
@@ -118,6 +123,12 @@ def test_the_command_prints_one_object(
     keys = {"workload", "mode", "requests", "failed", "ttft_s", "itl_s", "e2e_s"}
     assert keys | {"output_tok_s", "cached_share", "machine", "version", "runs"} <= set(report)
     assert (report["requests"], report["failed"], report["mode"]) == (16, 0, "closed")
+    asked = len(script.bodies)
+    script.busy = 3
+    assert serve.main(["--url", url, "--quick", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["requests"], report["failed"]) == (16, 3)
+    assert len(script.bodies) == 2 * asked
 
 
 class Completing(Script):

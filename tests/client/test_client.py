@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 
 import pytest
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from mooncake_serve import AsyncClient, Client
 from mooncake_serve.errors import APIConnectionError, APIStatusError, APITimeoutError
@@ -106,6 +108,25 @@ def test_retries_end(script: Script, url: str) -> None:
         with pytest.raises(APIStatusError, match="503"):
             client.chat("x")
     assert len(script.bodies) == 2
+
+
+async def test_more_calls_at_once_than_a_default_pool() -> None:
+    """All 150 are with the server before any is answered."""
+    arrived = asyncio.Event()
+
+    class Waiting(Script):
+        async def handle(self, request: Request) -> Response:
+            self.bodies.append(await request.json())
+            if len(self.bodies) == 150:
+                arrived.set()
+            await arrived.wait()
+            return answer("ok")
+
+    with running(Waiting()) as address:
+        async with AsyncClient(address, model="m", max_retries=0) as client:
+            async with asyncio.timeout(60):
+                got = await asyncio.gather(*(client.chat("x") for _ in range(150)))
+    assert {each.text for each in got} == {"ok"}
 
 
 def test_no_server_names_the_address() -> None:
