@@ -27,7 +27,15 @@ MooncakeError                     retry: may the same call succeed later?
 └── APIError                      the SDK's view of a failed call
     ├── APIConnectionError        the server could not be reached
     ├── APITimeoutError           no answer in time
-    └── APIStatusError            the server answered with an error status
+    └── APIStatusError            the server answered with an error status; of these:
+        ├── APIInvalidRequest     400, 413, 422: the request, unchanged, will never do
+        ├── APIUnauthorized       401: no key, or an unknown one
+        ├── APIForbidden          403
+        ├── APINotFound           404: model, file, batch or route
+        ├── APIOverloaded         429: queues are full, or this key's limit is reached
+        └── APIServerError        500 and above
+            ├── APIUnavailable    503: no replica can take it now
+            └── APIDeadlineExceeded  504: not done before the server's deadline
 """
 
 from __future__ import annotations
@@ -262,3 +270,53 @@ class APIStatusError(APIError):
         self.response: Any = None
         """The HTTP response, where the error is not an event of a stream."""
         self.retry = status in (429, 503)
+
+    @staticmethod
+    def kind(status: int) -> type[APIStatusError]:
+        """The class for a status."""
+        return _KINDS.get(status, APIServerError if status >= 500 else APIStatusError)
+
+
+class APIInvalidRequest(APIStatusError):
+    """A field of the request is wrong, or it is too large; `param` names it."""
+
+
+class APIUnauthorized(APIStatusError):
+    """No key, or an unknown one."""
+
+
+class APIForbidden(APIStatusError):
+    """Not to be asked from there, whoever asks."""
+
+
+class APINotFound(APIStatusError):
+    """No such model, file, batch or route."""
+
+
+class APIOverloaded(APIStatusError):
+    """Too much work is queued, or the key's limit is reached; see `retry_after_s`."""
+
+
+class APIServerError(APIStatusError):
+    """The server could not answer."""
+
+
+class APIUnavailable(APIServerError):
+    """No replica can take the request now."""
+
+
+class APIDeadlineExceeded(APIServerError):
+    """The request did not finish before the server's deadline."""
+
+
+_KINDS: dict[int, type[APIStatusError]] = {
+    400: APIInvalidRequest,
+    401: APIUnauthorized,
+    403: APIForbidden,
+    404: APINotFound,
+    413: APIInvalidRequest,
+    422: APIInvalidRequest,
+    429: APIOverloaded,
+    503: APIUnavailable,
+    504: APIDeadlineExceeded,
+}

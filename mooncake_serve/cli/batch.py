@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from mooncake_serve.progress import EVERY_S, say
 
 if TYPE_CHECKING:
     from mooncake_serve.client import BatchReport, Client, Document, Job
@@ -174,10 +171,10 @@ def _write_report(path: Path, report: BatchReport) -> None:
 
 
 @contextmanager
-def _shown(total: int) -> Iterator[OnProgress]:
-    """A progress bar on a terminal; elsewhere a line now and then."""
+def _shown(total: int) -> Iterator[OnProgress | None]:
+    """A progress bar on a terminal; elsewhere nothing, the report follows."""
     if not sys.stderr.isatty():
-        yield _lines()
+        yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -198,23 +195,6 @@ def _shown(total: int) -> Iterator[OnProgress]:
             bar.update(task, completed=progress.done, **_fields(progress))
 
         yield show
-
-
-def _lines() -> OnProgress:
-    told_at = time.monotonic()
-
-    def show(progress: Progress) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at < EVERY_S:
-            return
-        told_at = time.monotonic()
-        fields = _fields(progress)
-        say(
-            f"{progress.done} of {progress.total} jobs, {fields['rate']} tokens/s, "
-            f"{fields['cached']} cached, {fields['failed']} failed, {fields['eta']}"
-        )
-
-    return show
 
 
 def _fields(progress: Progress | None) -> dict[str, Any]:

@@ -273,8 +273,8 @@ def raise_for_error(response: httpx.Response) -> None:
 
 
 def error_from(error: dict[str, Any], *, status: int, headers: httpx.Headers) -> APIStatusError:
-    """The error of OpenAI's envelope."""
-    return APIStatusError(
+    """The error of OpenAI's envelope, by its status."""
+    return APIStatusError.kind(status)(
         error.get("message") or "the server gave no reason",
         status=status,
         type=error.get("type"),

@@ -177,6 +177,29 @@ def test_a_server_error_is_tried_again_a_few_times(script: Answering, url: str) 
     assert result.error == "500: oops"
 
 
+def test_what_the_cache_saved_is_told_by_the_servers_own_plan(
+    script: Answering, url: str, tmp_path: Path
+) -> None:
+    """7 prompt tokens of which the plan computes 3 in 0.6 s; 4 were cached."""
+    planned, unplanned = answer("x"), answer("x")
+    planned.headers["x-mooncake-route"] = '{"prefill_s": 0.6, "matched_tokens": 4}'
+    script.failures = [planned, unplanned]
+    out = tmp_path / "out.jsonl"
+    with Client(url) as client:
+        report = client.batch([job("a"), job("b")], output=out, concurrency=1)
+        assert sorted(each.seconds_saved or 0 for each in report.jobs) == [0, pytest.approx(0.8)]
+        assert report.seconds_saved == pytest.approx(0.8)
+        assert client.batch([job("a"), job("b")], output=out).seconds_saved == 0
+
+
+def test_off_a_terminal_it_says_nothing_until_the_end(url: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps({"custom_id": "a", "body": dict(job("a").body)}))
+    command = ["batch", "run", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]
+    done = CliRunner().invoke(cli, [*command, "--url", url])
+    [line] = done.stderr.splitlines()
+    assert line.startswith("1 jobs, 0 failed")
+
+
 @pytest.mark.parametrize("status", [404, 500, 502, 503])
 def test_a_proxy_without_its_application_is_waited_for(
     script: Answering, url: str, status: int

@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from mooncake_serve import AsyncClient, Client
+from mooncake_serve import AsyncClient, Client, errors
 from mooncake_serve.errors import APIConnectionError, APIStatusError, APITimeoutError
 from tests.client.server import Script, answer, chunk, events, running
 
@@ -92,6 +92,31 @@ def test_errors_carry_the_envelope(script: Script, url: str) -> None:
     err = caught.value
     assert (err.status, err.type, err.param, err.code) == (400, "t", "p", "c")
     assert (err.request_id, err.retry) == ("req-9", False)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, errors.APIInvalidRequest),
+        (401, errors.APIUnauthorized),
+        (403, errors.APIForbidden),
+        (404, errors.APINotFound),
+        (405, APIStatusError),
+        (413, errors.APIInvalidRequest),
+        (429, errors.APIOverloaded),
+        (500, errors.APIServerError),
+        (503, errors.APIUnavailable),
+        (504, errors.APIDeadlineExceeded),
+    ],
+)
+def test_a_status_has_its_class(script: Script, url: str, status: int, kind: type) -> None:
+    script.handlers = [lambda _: refusal(status, **{"retry-after": "2"})]
+    with Client(url, model="tiny", max_retries=0) as client:
+        with pytest.raises(APIStatusError) as caught:
+            client.chat("x")
+    assert type(caught.value) is kind
+    assert (caught.value.status, caught.value.retry_after_s) == (status, 2.0)
+    assert caught.value.retry == (status in {429, 503})
 
 
 @pytest.mark.parametrize("status", [429, 503])
