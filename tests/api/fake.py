@@ -85,7 +85,7 @@ class FakeAnswer:
         letters = self._gateway.says or string.ascii_lowercase
         letter = letters[index % len(letters)]
         if self._request.sampling.logprobs is None:
-            return TokenEvent(ord(letter), letter)
+            return TokenEvent(ord(letter[0]), letter)
         tops = tuple(
             TokenLogprob(ord(letter) + rank, -0.5 - rank)
             for rank in range(self._request.sampling.logprobs)
@@ -109,8 +109,8 @@ class FakeGateway:
         self.error: Exception = RuntimeError("boom")
         self.refusal: Exception | None = None
         self.refuse_after: int | None = None
-        self.says: str | None = None
-        """The answer, instead of the alphabet; it ends with "stop"."""
+        self.says: Sequence[str] | None = None
+        """The answer's tokens, instead of the alphabet; it ends with "stop"."""
         self.hanging = asyncio.Event()
 
     async def card(self) -> ModelCard:

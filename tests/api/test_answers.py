@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,44 @@ async def test_completion_stream(http: httpx.AsyncClient) -> None:
         ("b", None),
         ("", "length"),
     ]
+
+
+HEADS = {
+    CHAT: '"id":"chatcmpl-*","object":"chat.completion.chunk","created":*,"model":"org/fake"',
+    TEXT: '"id":"cmpl-*","object":"text_completion","created":*,"model":"org/fake"',
+}
+CHOICES = {
+    CHAT: [
+        '"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null',
+        r'"delta":{"content":"ü\n"},"logprobs":null,"finish_reason":null',
+        r'"delta":{"content":"\""},"logprobs":null,"finish_reason":null',
+        '"delta":{},"logprobs":null,"finish_reason":"stop"',
+    ],
+    TEXT: [
+        r'"text":"ü\n","logprobs":null,"finish_reason":null',
+        r'"text":"\"","logprobs":null,"finish_reason":null',
+        '"text":"","logprobs":null,"finish_reason":"stop"',
+    ],
+}
+LAST = (
+    '"choices":[],"usage":{"prompt_tokens":8,"completion_tokens":9,"total_tokens":17,'
+    '"prompt_tokens_details":{"cached_tokens":4}}'
+)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_the_bytes_of_a_stream(
+    http: httpx.AsyncClient, gateway: FakeGateway, path: str
+) -> None:
+    gateway.says = ["ü\n", '"']
+    asked = {"messages": HELLO} if path == CHAT else {"prompt": "<user>hi"}
+    options = {"max_tokens": 9, "stream": True, "stream_options": {"include_usage": True}}
+    response = await http.post(path, json={"model": MODEL, **asked, **options})
+    masked = re.sub(rb'(?<="id":")(chatcmpl|cmpl)-[0-9a-f]{32}(?=")', rb"\1-*", response.content)
+    masked = re.sub(rb'(?<="created":)\d{10}(?=,)', b"*", masked)
+    events = [f'"choices":[{{"index":0,{choice}}}],"usage":null' for choice in CHOICES[path]]
+    written = [f"{{{HEADS[path]},{event}}}" for event in (*events, LAST)]
+    assert masked == "".join(f"data: {each}\n\n" for each in (*written, "[DONE]")).encode()
 
 
 @pytest.mark.parametrize("prompt", [[120, 121], ["xy"], "xy"])
