@@ -1,7 +1,8 @@
 """Metrics as a Prometheus scrape: one registry per `PrometheusSink`, nothing global.
 
 Live values go into `prometheus_client`'s instruments; snapshots (an engine's, a store's) are asked
-for at each scrape through `watch`, so they cost nothing in between.
+for at each scrape through `watch`, so they cost nothing in between. `samples` is a snapshot of the
+live values, for another exporter.
 """
 
 from __future__ import annotations
@@ -71,6 +72,13 @@ class PrometheusSink:
         """Include `source`'s samples in every scrape. Its metrics must not be set here as well."""
         self._registry.register(_Snapshot(source))
 
+    def samples(self) -> Iterator[Sample]:
+        """The live values of now; what `watch` was given is left out."""
+        with self._lock:
+            instruments = list(self._instruments.items())
+        for metric, instrument in instruments:
+            yield from _read(metric, instrument)
+
     def render(self) -> bytes:
         """The scrape, as `CONTENT_TYPE`."""
         return generate_latest(self._registry)
@@ -108,6 +116,22 @@ class PrometheusSink:
             )
         kind = Counter if metric.kind == "counter" else Gauge
         return kind(metric.name, metric.help, metric.labels, registry=self._registry)
+
+
+def _read(metric: Metric, instrument: Instrument) -> Iterator[Sample]:
+    """What an instrument holds, by its labels."""
+    within: dict[tuple[str, ...], list[float]] = {}
+    totals: dict[tuple[str, ...], float] = {}
+    for each in (sample for family in instrument.collect() for sample in family.samples):
+        labels = tuple(each.labels[name] for name in metric.labels)
+        if each.name == metric.name:
+            yield Sample(metric, labels, each.value)
+        elif each.name == f"{metric.name}_bucket":  # Ascending and cumulative, +Inf last.
+            within.setdefault(labels, []).append(each.value)
+        elif each.name == f"{metric.name}_sum":
+            totals[labels] = each.value
+    for labels, (*counts, observed) in within.items():
+        yield Sample(metric, labels, Distribution(tuple(counts), observed, totals[labels]))
 
 
 class _Snapshot:

@@ -1,21 +1,21 @@
 """What the ingress sees of its requests, as metrics.
 
-Names and meanings are in `mooncake_serve/metrics.py`. Requests' metrics go to every sink (Ray's
-agent too); token counts of all replicas together only to the ingress's own scrape, because replicas
-report theirs themselves. An `Observation` follows one request; leaving its `with` block ends it.
+Names and meanings are in `mooncake_serve/metrics`. Everything is counted in the ingress's own scrape,
+which costs a request microseconds. `samples` is what Ray's agent gets of it every few seconds: all but
+what replicas report themselves. An `Observation` follows one request; leaving its `with` block ends it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from mooncake_serve import metrics
 from mooncake_serve.engine.protocol import Event, FinishEvent, TokenEvent, Usage
 from mooncake_serve.errors import RequestError
-from mooncake_serve.metrics import Metric, Sink, Tee
+from mooncake_serve.metrics import Metric, Sample
 from mooncake_serve.prometheus import PrometheusSink
 
 TOTALS: tuple[tuple[Metric, str], ...] = (
@@ -25,17 +25,21 @@ TOTALS: tuple[tuple[Metric, str], ...] = (
     (metrics.POOL_HITS, "cached_pool_tokens"),
     (metrics.STORE_HITS, "cached_store_tokens"),
 )
-"""Of each answer's usage, for the ingress's own scrape."""
+"""Of each answer's usage: those of all replicas together."""
+OF_REPLICAS = frozenset({metrics.RUNNING, *(metric for metric, _ in TOTALS)})
+"""Each replica reports its own to Ray."""
 
 
 class Observer:
     """The metrics of one application's ingress."""
 
-    def __init__(self, *sinks: Sink) -> None:
-        """`sinks` get the requests' metrics beside the ingress's own scrape."""
+    def __init__(self) -> None:
         self.scrape = PrometheusSink()
-        self.requests: Sink = Tee(self.scrape, *sinks)
         self._running: dict[str, int] = {}
+
+    def samples(self) -> Iterator[Sample]:
+        """The metrics of requests and router, as they are now."""
+        return (each for each in self.scrape.samples() if each.metric not in OF_REPLICAS)
 
     def observe(self, model: str, arrived: float) -> Observation:
         """Follow a request that came at `arrived`, by `time.perf_counter()`."""
@@ -43,7 +47,7 @@ class Observer:
 
     def failed(self, status: int) -> None:
         """A request ended in an error: once for each, by `Frame`, or by its stream."""
-        self.requests.add(metrics.FAILED, labels=(str(status),))
+        self.scrape.add(metrics.FAILED, labels=(str(status),))
 
     def count_running(self, model: str, change: int) -> None:
         """A request began or ended."""
@@ -66,7 +70,7 @@ class Observation:
         """These have arrived, together."""
         if self._first is None and isinstance(events[0], TokenEvent):
             self._first = time.perf_counter()
-            self._observer.requests.observe(metrics.TTFT, self._first - self._arrived, self._label)
+            self._observer.scrape.observe(metrics.TTFT, self._first - self._arrived, self._label)
         if isinstance(events[-1], FinishEvent):
             self._answered(events[-1])
 
@@ -92,7 +96,7 @@ class Observation:
         self.end()
 
     def _answered(self, event: FinishEvent) -> None:
-        sink, usage, now = self._observer.requests, event.usage, time.perf_counter()
+        sink, usage, now = self._observer.scrape, event.usage, time.perf_counter()
         sink.add(metrics.FINISHED, labels=(*self._label, event.reason))
         sink.observe(metrics.LATENCY, now - self._arrived, self._label)
         sink.observe(metrics.PROMPT_LENGTH, usage.prompt_tokens, self._label)

@@ -21,7 +21,7 @@ from mooncake_serve.api.tenancy import Doorkeeper
 from mooncake_serve.app.overview import Overview
 from mooncake_serve.config import load_app_config
 from mooncake_serve.models import load_tokenizer
-from mooncake_serve.ray_metrics import RaySink
+from mooncake_serve.ray_metrics import RaySink, Reporter
 from mooncake_serve.router import follow_index, process_board
 from mooncake_serve.secret_file import read_secret
 from mooncake_serve.store_actor import attach, check_node
@@ -41,9 +41,10 @@ class Ingress:
         self._board.limit(app.api.max_queued_tokens, app.api.ttft_slo_s)
         follow_index(self._board, attach(app.store))
         name = app.model.served_name
-        self._observer, self._keeper = Observer(RaySink()), Doorkeeper(app.api)
+        self._observer, self._keeper = Observer(), Doorkeeper(app.api)
+        self._reporter = Reporter(RaySink(), self._observer.samples)
         routed = RayGateway(model, self._board, load_tokenizer(app.model))
-        gateway = ObservedGateway(routed, name, self._observer.requests)
+        gateway = ObservedGateway(routed, name, self._observer.scrape)
         self._overview = Overview(name, model, self._board, gateway)
         generator = Generator(gateway, self._observer)
         self._batches = None
@@ -76,6 +77,11 @@ class Ingress:
         if self._batches is not None:
             self._tasks.add(asyncio.ensure_future(self._batches.run()))
         return self._http
+
+    def __del__(self) -> None:
+        reporter = getattr(self, "_reporter", None)
+        if reporter is not None:
+            reporter.close()
 
     async def _replicas(self) -> dict[str, Any]:
         return {name: load._asdict() for name, load in self._board.loads().items()}

@@ -38,7 +38,7 @@ from mooncake_serve.metrics.serving import (
     engine_samples,
 )
 from mooncake_serve.metrics.store import store_client_samples, store_samples
-from mooncake_serve.metrics.types import Distribution, Metric, Sample, Sink, Tee
+from mooncake_serve.metrics.types import Distribution, Metric, Sample, Sink
 
 METRICS: tuple[Metric, ...] = (*serving.METRICS, *store.METRICS)
 """All of them."""
@@ -73,7 +73,6 @@ __all__ = [
     "Metric",
     "Sample",
     "Sink",
-    "Tee",
     "engine_samples",
     "serving",
     "store",

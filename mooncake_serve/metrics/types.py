@@ -54,25 +54,3 @@ class Sink(Protocol):
     def observe(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
         """Count one observation of a histogram."""
         ...
-
-
-class Tee:
-    """A sink that passes everything to several."""
-
-    def __init__(self, *sinks: Sink) -> None:
-        self._sinks = sinks
-
-    def add(self, metric: Metric, amount: float = 1.0, labels: tuple[str, ...] = ()) -> None:
-        """See Sink."""
-        for sink in self._sinks:
-            sink.add(metric, amount, labels)
-
-    def set(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
-        """See Sink."""
-        for sink in self._sinks:
-            sink.set(metric, value, labels)
-
-    def observe(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
-        """See Sink."""
-        for sink in self._sinks:
-            sink.observe(metric, value, labels)

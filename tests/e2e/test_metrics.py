@@ -49,5 +49,10 @@ def test_engines_and_store_report_through_ray(app: App) -> None:
     assert {labels["model_name"] for labels, _ in found[scraped_name(serving.RUNNING)]} == {"tiny"}
     states = {labels["state"] for labels, _ in found[scraped_name(store.BYTES)]}
     assert states == {"free", "reserved", "resident", "leased", "quarantined"}
+    for metric in (serving.TTFT, serving.LATENCY, serving.ROUTE_TIME):
+        name = f"{scraped_name(metric)}_count"
+        eventually(lambda name=name: sum(v for _, v in scrape().get(name, ())) >= 2)
+    ended = scraped_name(serving.FINISHED)
+    eventually(lambda: sum(value for _, value in scrape().get(ended, ())) >= 2)
     prompts = sum(value for _, value in found[scraped_name(serving.PROMPT_TOKENS)])
     assert prompts >= 2 * len(PROMPT)
