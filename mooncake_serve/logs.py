@@ -4,8 +4,9 @@
 `request_context` names the request that the code inside it works for. Messages hold ids, counts and
 times; prompts and answers are never passed to a logger.
 
-Lines are formatted and written on a thread of their own: below Ray Serve stderr is a logger again,
-which walks the caller's stack for each line. The end of the process waits for them.
+Lines go to the process's own stderr, whatever `sys.stderr` has become: below Ray Serve that is a logger
+again, whose file would have ours behind its own prefix, and which walks the caller's stack for each.
+They are formatted and written on a thread of their own; the end of the process waits for them.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def configure(style: Style, level: int = logging.INFO) -> None:
     """Send the package's log to stderr in `style`. Calling it again replaces the handler."""
     global _listener
     stop()
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     lines: SimpleQueue[logging.LogRecord] = SimpleQueue()
     later = _Later(lines)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -21,7 +23,7 @@ def restored() -> Iterator[None]:
     root.setLevel(logging.NOTSET)
 
 
-def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines(capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("json")
     with logs.request_context("req-1"):
         log.info("answered %d", 200, extra={"fields": {"tokens": 5}})
@@ -30,7 +32,7 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     except ValueError:
         log.exception("failed")
     logs.stop()
-    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    first, second = map(json.loads, capfd.readouterr().err.splitlines())
     assert (first["request_id"], first["message"], first["tokens"]) == ("req-1", "answered 200", 5)
     assert first["level"] == "info"
     assert first["logger"] == "mooncake_serve.test"
@@ -38,11 +40,24 @@ def test_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ValueError: boom" in second["error"]
 
 
-def test_text_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_pass_by_what_took_the_place_of_stderr(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve puts a logger there, and adds a prefix of its own."""
+    replaced = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", replaced)
+    logs.configure("json")
+    log.info("answered")
+    logs.stop()
+    assert json.loads(capfd.readouterr().err)["message"] == "answered"
+    assert replaced.getvalue() == ""
+
+
+def test_text_lines(capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("text")
     logs.configure("text")
     with logs.request_context("req-2"):
         log.warning("slow", extra={"fields": {"seconds": 3}})
     logs.stop()
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = capfd.readouterr().err.splitlines()
     assert line.endswith("warning req-2 slow seconds=3")
