@@ -3,13 +3,15 @@
 The application is the product's: proxy, ingress, tokenising, plan, request router, replica, stream.
 Only the engine is another: each step gives every running request its next token, as a batch does,
 without computing anything. Beside it runs a bare Serve hop, an ingress that passes the body to a
-replica, behind the same proxy, in turns with ours; the difference of the medians is what we add.
+replica, behind the same proxy, in turns with ours; the difference of the medians is what we add. The
+same prompts as token ids, and the tokenizer alone, say how much of it is tokenising.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import threading
 import time
@@ -38,6 +40,7 @@ from mooncake_serve.engine.protocol import (
     TokenEvent,
     Usage,
 )
+from mooncake_serve.models import load_tokenizer
 from mooncake_serve.replica import ModelReplica
 
 MODEL = "echo"
@@ -191,30 +194,51 @@ def measure(*, quick: bool) -> dict[str, Any]:
         echo = serving.run("echo", ARGS, f"{__name__}:build")
         bare = serving.run("bare", {}, f"{__name__}:build_bare")
         prompts = _prompts(echo)
-        return asyncio.run(_measure(echo, bare, prompts, quick))
+        measured = asyncio.run(_measure(echo, bare, prompts, quick))
+    return {**measured, "tokenize_ms_p50": _ms(_tokenizing(list(prompts)))}
 
 
-def _prompts(url: str) -> list[str]:
-    """Different texts of exactly PROMPT_TOKENS tokens; every word is one."""
+def _prompts(url: str) -> dict[str, list[int]]:
+    """Different texts of exactly PROMPT_TOKENS tokens, with their ids; every word is one."""
     texts = [prose(PROMPT_TOKENS, seed) for seed in range(PROMPTS)]
     with Client(url) as client:
-        if any(len(client.tokenize(text).ids) != PROMPT_TOKENS for text in texts):
-            raise RuntimeError(f"a prompt does not have {PROMPT_TOKENS} tokens")
-    return texts
+        prompts = {text: list(client.tokenize(text).ids) for text in texts}
+    if {len(ids) for ids in prompts.values()} != {PROMPT_TOKENS}:
+        raise RuntimeError(f"a prompt does not have {PROMPT_TOKENS} tokens")
+    return prompts
 
 
-async def _measure(echo: str, bare: str, prompts: list[str], quick: bool) -> dict[str, Any]:
+def _tokenizing(texts: list[str]) -> list[float]:
+    """Seconds that the ingress's tokenizer takes for each text, in this process."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    encode = load_tokenizer(load_app_config(ARGS).model).encode
+    for text in texts:
+        encode(text)
+    seconds = []
+    for text in texts:
+        began = time.perf_counter()
+        encode(text)
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+async def _measure(
+    echo: str, bare: str, prompts: dict[str, list[int]], quick: bool
+) -> dict[str, Any]:
     rounds, calls, tokens = (3, 60, 500) if quick else (7, 200, 2000)
     one = [_body(prompt, max_tokens=1) for prompt in prompts]
+    ids = [_body(prompt, max_tokens=1) for prompt in prompts.values()]
     many = [_body(prompt, max_tokens=tokens, stream=True) for prompt in prompts]
-    for url in (echo, bare):
-        await _latencies(url, one, WARM_UP_CALLS)
-    ours, bares = [], []
-    for _ in range(rounds):  # In turns, so that a slow moment of the machine hits both.
+    for url, bodies in ((echo, one), (echo, ids), (bare, one)):
+        await _latencies(url, bodies, WARM_UP_CALLS)
+    ours, by_ids, bares = [], [], []
+    for _ in range(rounds):  # In turns, so that a slow moment of the machine hits all.
         bares += await _latencies(bare, one, calls)
         ours += await _latencies(echo, one, calls)
-    added = statistics.median(ours) - statistics.median(bares)
-    progress(f"bare hop {statistics.median(bares) * 1e3:.2f} ms, ours adds {added * 1e3:.2f} ms")
+        by_ids += await _latencies(echo, ids, calls)
+    hop = statistics.median(bares)
+    added = statistics.median(ours) - hop
+    progress(f"bare hop {hop * 1e3:.2f} ms, ours adds {added * 1e3:.2f} ms")
     rates = [await _rate(echo, many, tokens) for _ in range(rounds)]
     progress(f"{statistics.median(rates):,.0f} tokens/s over {CLIENTS} streams")
     return {
@@ -225,13 +249,18 @@ async def _measure(echo: str, bare: str, prompts: list[str], quick: bool) -> dic
         "offered_tok_s": round(CLIENTS / STEP_S),
         "stream_tok_s": round(statistics.median(rates)),
         "stream_tok_s_runs": [round(rate) for rate in rates],
-        "bare_hop_ms_p50": round(statistics.median(bares) * 1e3, 3),
-        "ours_ms_p50": round(statistics.median(ours) * 1e3, 3),
+        "bare_hop_ms_p50": _ms(bares),
+        "ours_ms_p50": _ms(ours),
         "added_ms_p50": round(added * 1e3, 3),
+        "added_ids_ms_p50": round((statistics.median(by_ids) - hop) * 1e3, 3),
     }
 
 
-def _body(prompt: str, **options: Any) -> bytes:
+def _ms(seconds: list[float]) -> float:
+    return round(statistics.median(seconds) * 1e3, 3)
+
+
+def _body(prompt: str | list[int], **options: Any) -> bytes:
     return json.dumps({"model": MODEL, "prompt": prompt, **options}).encode()
 
 
