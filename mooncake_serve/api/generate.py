@@ -103,7 +103,12 @@ class Generator:
             )
         else:
             shape = TextShape(
-                card.name, codec, request_id, choices=len(choices), usage=body.include_usage
+                card.name,
+                codec,
+                request_id,
+                choices=len(choices),
+                stream=body.stream,
+                usage=body.include_usage,
             )
         answers = await self._plan(request_id, prepared, asked)
         observed = self._observer.observe(card.name, started)

@@ -13,6 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -117,20 +118,29 @@ def _too_large(limit: int) -> PayloadTooLarge:
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work`, cancelling it when the client leaves. The body must have been read before."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
+    """Run `work`, cancelling it when the client leaves. The body must have been read before.
+
+    `work` runs in the caller's task, as below `asyncio.timeout`: a task of its own would cost every
+    request some turns of the loop. Raises ClientGone.
+    """
+    worker = asyncio.current_task()
+    assert worker is not None
+    cancelled_before = worker.cancelling()
+    watch = asyncio.ensure_future(_cancel_when_gone(worker, receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone("the client closed the connection")
+        return await work
+    except asyncio.CancelledError:
+        if watch.done() and worker.cancelling() == cancelled_before + 1:  # By the watch alone.
+            raise ClientGone("the client closed the connection") from None
+        raise
     finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        if watch.done():
+            worker.uncancel()
+        watch.cancel()
 
 
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _cancel_when_gone(worker: asyncio.Task[Any], receive: Receive) -> None:
+    with suppress(Exception):  # A connection that cannot be read is gone as well.
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    worker.cancel()

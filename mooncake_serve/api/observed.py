@@ -45,9 +45,10 @@ class ObservedGateway:
         with tracing.span("plan", prompt_tokens=tokens) as note:
             traced = replace(request, traceparent=note.traceparent) if note.traceparent else request
             answer = await self._gateway.start(traced, timeout_s, hints)
-            note.set(**{name: one for name, one in answer.route.items() if name in ROUTE_FIELDS})
+            route = answer.route
+            if note.traceparent:
+                note.set(**{name: one for name, one in route.items() if name in ROUTE_FIELDS})
         self._sink.observe(metrics.ROUTE_TIME, time.perf_counter() - started)
-        route = answer.route
         decision = Decision(
             request_id=request.request_id,
             at=time.time(),

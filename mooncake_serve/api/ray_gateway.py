@@ -145,7 +145,7 @@ class RayGateway:
         return model
 
     def _running(self, replica: str | None) -> str | None:
-        return replica if replica in self._board.replicas() else None
+        return replica if replica is not None and replica in self._board.replicas() else None
 
     def _pinned(self, index: int | None) -> str | None:
         if index is None:

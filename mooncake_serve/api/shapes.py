@@ -269,13 +269,20 @@ class TextShape(_Base):
     """`text_completion`, whole or in chunks."""
 
     def __init__(
-        self, model: str, codec: Codec, request_id: str, *, choices: int = 1, usage: bool = False
+        self,
+        model: str,
+        codec: Codec,
+        request_id: str,
+        *,
+        choices: int = 1,
+        stream: bool = False,
+        usage: bool = False,
     ) -> None:
         super().__init__("cmpl", "text_completion", model, codec, request_id, usage=usage)
         self._offsets = [0] * choices
         self._frames = [
             Frame(lambda text, index=index: self._chunk([self._choice(index, text, None, None)]))
-            for index in range(choices)
+            for index in range(choices if stream else 0)
         ]
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> JSON:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class Ingress:
         name = app.model.served_name
         self._observer, self._keeper = Observer(), Doorkeeper(app.api)
         self._reporter = Reporter(RaySink(), self._observer.samples)
+        # A pool of threads for a single text costs more than it saves.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         routed = RayGateway(model, self._board, load_tokenizer(app.model))
         gateway = ObservedGateway(routed, name, self._observer.scrape)
         self._overview = Overview(name, model, self._board, gateway)
