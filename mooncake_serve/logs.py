@@ -4,9 +4,10 @@
 `request_context` names the request that the code inside it works for. Messages hold ids, counts and
 times; prompts and answers are never passed to a logger.
 
-Lines go to the process's own stderr, whatever `sys.stderr` has become: below Ray Serve that is a logger
-again, whose file would have ours behind its own prefix, and which walks the caller's stack for each.
-They are formatted and written on a thread of their own; the end of the process waits for them.
+Lines go to the process's own stderr, whatever `sys.stderr` has become: below Ray Serve that is a
+logger again, whose file would have ours behind its own prefix, and which walks the caller's stack
+for each. They are formatted and written on a thread of their own; the end of the process waits for
+them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What the ingress sees of its requests, as metrics.
 
-Names and meanings are in `mooncake_serve/metrics`. Everything is counted in the ingress's own scrape,
-which costs a request microseconds. `samples` is what Ray's agent gets of it every few seconds: all but
-what replicas report themselves. An `Observation` follows one request; leaving its `with` block ends it.
+Names and meanings are in `mooncake_serve/metrics`. Everything is counted in the ingress's own
+scrape, which costs a request microseconds. `samples` is what Ray's agent gets of it every few
+seconds: all but what replicas report themselves. An `Observation` follows one request; leaving its
+`with` block ends it.
 """
 
 from __future__ import annotations

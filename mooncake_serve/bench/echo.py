@@ -3,8 +3,8 @@
 The application is the product's: proxy, ingress, tokenising, plan, request router, replica, stream.
 Only the engine is another: each step gives every running request its next token, as a batch does,
 without computing anything. Beside it runs a bare Serve hop, an ingress that passes the body to a
-replica, behind the same proxy, in turns with ours; the difference of the medians is what we add. The
-same prompts as token ids, and the tokenizer alone, say how much of it is tokenising.
+replica, behind the same proxy, in turns with ours; the difference of the medians is what we add.
+The same prompts as token ids, and the tokenizer alone, say how much of it is tokenising.
 """
 
 from __future__ import annotations

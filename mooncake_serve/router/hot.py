@@ -2,8 +2,8 @@
 
 `HotKeys` keeps `KEYS` counters and gives the smallest to a new key (the space-saving sketch): a
 count is too high by the smallest at most, and what is truly frequent is never lost. The smallest
-comes from a heap with one entry for each key, which is brought up to date when it is on top: counting
-a known key costs nothing there, a new one O(log KEYS) amortised.
+comes from a heap with one entry for each key, which is brought up to date when it is on top:
+counting a known key costs nothing there, a new one O(log KEYS) amortised.
 """
 
 from __future__ import annotations

@@ -232,9 +232,7 @@ async def test_a_tenants_lines_keep_to_its_concurrency(tmp_path: Path) -> None:
     )
     server.gateway.open.clear()
     try:
-        made = [
-            (await server.create(12, **headers), headers) for headers in (narrow, narrow, wide)
-        ]
+        made = [(await server.create(12, **headers), headers) for headers in (narrow, narrow, wide)]
         async with asyncio.timeout(WAIT_S):
             while sum(server.gateway.inside.values()) < START:
                 await asyncio.sleep(0.01)

@@ -269,15 +269,16 @@ async def test_every_error_is_counted_once(tmp_path: Path) -> None:
     app = create_app(gateway, settings, observer=observer)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        for status, method, path, more in (
-            (401, "GET", "/v1/models", {}),
-            (404, "GET", "/v2/nothing", {"headers": key}),
-            (404, "GET", "/v1/models/other", {"headers": key}),
-            (405, "GET", CHAT, {"headers": key}),
-            (400, "POST", CHAT, {"headers": key, "json": chat(n=9)}),
-            (200, "POST", CHAT, {"headers": key, "json": chat()}),
+        assert (await http.get("/v1/models")).status_code == 401
+        for status, method, path, body in (
+            (404, "GET", "/v2/nothing", None),
+            (404, "GET", "/v1/models/other", None),
+            (405, "GET", CHAT, None),
+            (400, "POST", CHAT, chat(n=9)),
+            (200, "POST", CHAT, chat()),
         ):
-            assert (await http.request(method, path, **more)).status_code == status
+            answer = await http.request(method, path, json=body, headers=key)
+            assert answer.status_code == status
         gateway.fail_after, gateway.error = 1, EngineFailed("gone")
         cut = await http.post(CHAT, json=chat(stream=True), headers=key)
         assert (cut.status_code, "error" in cut.text) == (200, True)

@@ -124,7 +124,9 @@ class Ledger:
         with self._transaction() as db:
             which, values = "", [tenant]
             if after is not None:
-                which = f"AND number {than} (SELECT number FROM {table} WHERE tenant = ? AND id = ?)"
+                which = (
+                    f"AND number {than} (SELECT number FROM {table} WHERE tenant = ? AND id = ?)"
+                )
                 values += [tenant, after]
             if purpose is not None:
                 which += " AND json_extract(document, '$.purpose') = ?"

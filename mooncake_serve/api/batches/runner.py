@@ -4,8 +4,8 @@ One runner works on a directory at a time: it holds a file lock, so an ingress t
 replaced and its successor never run the same line. A batch goes validating → in_progress →
 finalizing → completed, or failed, expired, cancelled; each step is recorded before the next, and
 each can be done again. Lines that share a document go one first, then together, and no more of a
-tenant's at once than its limit. The server's own refusals (429, 503) are waited out; any other error
-is the line's answer. A disk or database that fails is tried again until it works, at most
+tenant's at once than its limit. The server's own refusals (429, 503) are waited out; any other
+error is the line's answer. A disk or database that fails is tried again until it works, at most
 `RETRY_MAX_S` apart; whatever else goes wrong fails the batch with its reason.
 """
 
