@@ -6,13 +6,11 @@ times; prompts and answers are never passed to a logger.
 
 Lines go to the process's own stderr, whatever `sys.stderr` has become: below Ray Serve that is a
 logger again, whose file would have ours behind its own prefix, and which walks the caller's stack
-for each. They are formatted and written on a thread of their own; the end of the process waits for
-them.
+for each. They are written at once: waking a thread for a line costs more than the line.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import sys
@@ -20,8 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from logging.handlers import QueueHandler, QueueListener
-from queue import SimpleQueue
 from typing import Any, Literal
 
 ROOT = "mooncake_serve"
@@ -83,39 +79,12 @@ class TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-class _Later(QueueHandler):
-    """Passes records on as they are: nothing crosses a process."""
-
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record
-
-
-_listener: QueueListener | None = None
-
-
 def configure(style: Style, level: int = logging.INFO) -> None:
     """Send the package's log to stderr in `style`. Calling it again replaces the handler."""
-    global _listener
-    stop()
     handler = logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
-    lines: SimpleQueue[logging.LogRecord] = SimpleQueue()
-    later = _Later(lines)
-    later.addFilter(_WithRequest())
-    _listener = QueueListener(lines, handler)
-    _listener.start()
+    handler.addFilter(_WithRequest())
     logger = logging.getLogger(ROOT)
-    logger.handlers = [later]
+    logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(level)
-
-
-def stop() -> None:
-    """Write what was logged so far. Nothing later is written until `configure` is called."""
-    global _listener
-    if _listener is not None:
-        _listener.stop()
-        _listener = None
-
-
-atexit.register(stop)

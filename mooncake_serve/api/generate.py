@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from mooncake_serve.api.gateway import Answer, Gateway, Hints
+from mooncake_serve.api.middleware import new_id
 from mooncake_serve.api.observe import Observation, Observer
 from mooncake_serve.api.prepare import Prepared, prepare
 from mooncake_serve.api.schemas import ChatBody, CompletionBody
@@ -87,7 +87,7 @@ class Generator:
         else:
             prepared = await self.in_thread(prepare, raw, kind, card, codec)
         # Not the client's x-request-id, which may come twice.
-        request_id = uuid.uuid4().hex
+        request_id = new_id()
         body = prepared.body
         choices = prepared.choices
         shape: Shape

@@ -31,7 +31,6 @@ def test_json_lines(capfd: pytest.CaptureFixture[str]) -> None:
         raise ValueError("boom")
     except ValueError:
         log.exception("failed")
-    logs.stop()
     first, second = map(json.loads, capfd.readouterr().err.splitlines())
     assert (first["request_id"], first["message"], first["tokens"]) == ("req-1", "answered 200", 5)
     assert first["level"] == "info"
@@ -48,7 +47,6 @@ def test_lines_pass_by_what_took_the_place_of_stderr(
     monkeypatch.setattr(sys, "stderr", replaced)
     logs.configure("json")
     log.info("answered")
-    logs.stop()
     assert json.loads(capfd.readouterr().err)["message"] == "answered"
     assert replaced.getvalue() == ""
 
@@ -58,6 +56,5 @@ def test_text_lines(capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("text")
     with logs.request_context("req-2"):
         log.warning("slow", extra={"fields": {"seconds": 3}})
-    logs.stop()
     (line,) = capfd.readouterr().err.splitlines()
     assert line.endswith("warning req-2 slow seconds=3")
