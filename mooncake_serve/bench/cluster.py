@@ -104,6 +104,11 @@ def measure(model: str, sizes: Sizes, block_tokens: int | None, seed: int) -> di
             for name, jobs in workloads.items()
         ],
         "predicted_equals_actual_share": sum(a.predicted == a.cached for a in ours) / len(ours),
+        "mispredicted": [
+            {"predicted": answer.predicted, "cached": answer.cached}
+            for answer in ours
+            if answer.predicted != answer.cached
+        ],
         "failed": sum(not answer.ok for run in runs.values() for answer in run.answers()),
         "outputs_identical": all(other == answers[0] for other in answers),
     }

@@ -38,7 +38,8 @@ class Sizes:
     """Ordinary tokens of the embedded model."""
 
 
-FULL = Sizes(4, 5, 2304, 1200, 560, 48, "384MiB", "1GiB")
+FULL = Sizes(6, 6, 768, 768, 64, 32, "64MiB", "64MiB")
+"""What is asked for again fits the stores of both nodes together, and not those of one."""
 QUICK = Sizes(4, 4, 1024, 520, 256, 40, "384MiB", "1GiB")
 TINY = Sizes(4, 4, 700, 400, 160, 16, "384MiB", "1GiB", range(10, 300))
 
