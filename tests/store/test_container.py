@@ -7,53 +7,24 @@ import signal
 import subprocess
 import sys
 import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mooncake_serve.store import StoreClient
+from tests.store.container import Cgroup, with_dev_shm
 from tests.store.processes import MIB
-from tests.waiting import WAIT_S, eventually
+from tests.waiting import WAIT_S
 
 COMMAND = str(Path(sys.executable).with_name("mooncake-serve"))
-CGROUPS = Path("/sys/fs/cgroup")
 LIMIT = 400 * MIB
-
-
-class Cgroup:
-    """A memory cgroup of this test, version 1 or 2."""
-
-    def __init__(self) -> None:
-        first = (CGROUPS / "memory").is_dir()
-        self.folder = (CGROUPS / "memory" if first else CGROUPS) / f"mooncake-{uuid.uuid4().hex}"
-        self._limit = "memory.limit_in_bytes" if first else "memory.max"
-        self._usage = "memory.usage_in_bytes" if first else "memory.current"
-        self.folder.mkdir()
-        try:
-            (self.folder / self._limit).write_text(str(LIMIT))
-        except OSError:
-            self.folder.rmdir()
-            raise
-
-    @property
-    def usage(self) -> int:
-        return int((self.folder / self._usage).read_text())
-
-    def command(self, *arguments: str) -> list[str]:
-        """A command that runs inside."""
-        return ["sh", "-c", f'echo $$ > {self.folder}/cgroup.procs && exec "$@"', "sh", *arguments]
-
-    def close(self) -> None:
-        eventually(lambda: not (self.folder / "cgroup.procs").read_text())
-        self.folder.rmdir()
 
 
 @pytest.fixture
 def cgroup() -> Iterator[Cgroup]:
     try:
-        made = Cgroup()
+        made = Cgroup(LIMIT)
     except OSError as err:
         pytest.skip(f"no memory cgroup can be made here: {err.strerror}")
     yield made
@@ -100,11 +71,7 @@ def test_more_than_the_limit_is_refused_not_killed(cgroup: Cgroup, path: Path) -
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount")
 def test_a_tiny_dev_shm_is_enough(path: Path) -> None:
-    mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
-    command = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh"]
-    tried = subprocess.run([*command, "true"], capture_output=True, timeout=WAIT_S, check=False)
-    if tried.returncode:
-        pytest.skip(f"no mount namespace can be made here: {tried.stderr.decode().strip()}")
+    command = with_dev_shm("64k")
     process = start([*command, COMMAND, "store", "--dram", "64MiB", "--socket", str(path)], path)
     try:
         with StoreClient.connect(path, timeout_s=20) as client:
