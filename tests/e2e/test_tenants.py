@@ -127,7 +127,7 @@ def test_secrets_and_prompts_show_nowhere(
             assert secret not in text, text[: text.index(secret)][-200:]
 
 
-def test_no_way_in_without_a_key(guarded: App, tenants: dict[str, str]) -> None:
+def test_no_way_in_without_a_key(cluster: Cluster, guarded: App, tenants: dict[str, str]) -> None:
     wrong = (None, "none", tenants["acme"][:-1], tenants["acme"] + "x", "mk--", "mk-0-0")
     for key in wrong:
         assert ask(guarded, key).status_code == 401, key
@@ -141,3 +141,11 @@ def test_no_way_in_without_a_key(guarded: App, tenants: dict[str, str]) -> None:
     for path in ("/metrics", "/docs", "/openapi.json", "/v1/models", "/dashboard/", "/tenants"):
         answer = httpx.get(f"{guarded.url}{path}", timeout=WAIT_S)
         assert answer.status_code in {401, 404}, path
+    # The proxy's own, which ask for none: what they tell is in docs/how-to/keys.md.
+    proxy = f"http://127.0.0.1:{cluster.port}/-"
+    assert httpx.get(f"{proxy}/healthz", timeout=WAIT_S).text == "success"
+    told = httpx.get(f"{proxy}/routes", timeout=WAIT_S).json()
+    assert told["/guarded"] == "guarded"
+    assert set(told) <= {f"/{name}".removesuffix("main") for name in serve.status().applications}
+    for path in ("/metrics", "/stats", "/admin", "/"):
+        assert httpx.get(f"{proxy}{path}", timeout=WAIT_S).status_code in {401, 404}, path
