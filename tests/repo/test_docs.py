@@ -54,12 +54,19 @@ def test_commands_of_the_readme_exist() -> None:
     assert set(re.findall(r"mooncake-serve ([a-z]+)", text_of("README.md"))) <= known
 
 
-def test_the_readme_names_the_ports_that_ray_opens() -> None:
+def test_ports_that_ray_opens_are_chosen_and_named() -> None:
     """HAProxy's, which cannot be bound to loopback: whoever runs the application must know them."""
-    shipped = text_of("deployments/app.yaml")
-    ports = re.findall(r"RAY_SERVE_HAPROXY_\w+_PORT: \"(\d+)\"", shipped)
-    assert len(ports) == 2
-    assert not [port for port in ports if port not in text_of("README.md")]
+    fast = [
+        path for path in (ROOT / "deployments").glob("*.yaml") if "HA_PROXY" in path.read_text()
+    ]
+    assert len(fast) >= 3
+    for path in fast:
+        shipped = path.read_text("utf-8")
+        comment, _, settings = shipped.partition("proxy_location:")
+        ports = re.findall(r"RAY_SERVE_HAPROXY_(?:STATS|METRICS)_PORT: \"(\d+)\"", settings)
+        assert len(ports) == 2, path
+        assert not [port for port in ports if port not in text_of("README.md")]
+        assert not [port for port in ports if port not in comment], path
 
 
 def test_the_readme_has_the_place_for_figures() -> None:
