@@ -183,10 +183,16 @@ class ReplicaConfig(Section):
 
     count: int = Field(default=2, ge=1, le=4096)
     max_per_node: int | None = Field(default=None, ge=1, le=100)
-    """Most replicas on one Ray node; None leaves it to Ray."""
+    """Most replicas on one Ray node, which its memory must hold; None leaves it to Ray, and then
+    memory must hold `count`. Set it where Serve scales by itself."""
     num_cpus: float = Field(default=0.5, ge=0)
     num_gpus: float = Field(default=0, ge=0)
     max_ongoing_requests: int = Field(default=64, ge=1)
+
+    @property
+    def most_per_node(self) -> int:
+        """How many a node's memory must hold if Ray has room for them."""
+        return self.max_per_node or self.count
 
 
 def _is_loopback(host: str) -> bool:

@@ -32,7 +32,7 @@ from mooncake_serve.engine.wire import pack
 from mooncake_serve.errors import EngineFailed, RequestError
 from mooncake_serve.load_report import LoadReporter
 from mooncake_serve.metrics import Sample, engine_samples, store_client_samples
-from mooncake_serve.models import load_tokenizer
+from mooncake_serve.models import load_tokenizer, resolve_model
 from mooncake_serve.parity import check_parity, parity_card
 from mooncake_serve.ray_metrics import RaySink, Reporter
 from mooncake_serve.store_actor import attach, check_node
@@ -149,6 +149,7 @@ class ModelReplica:
         if self._store is not None:
             check_parity(app, parity_card(self._engine.info, load_tokenizer(app.model)))
         warm_up(self._engine)
+        resolve_model(app.model)  # Weights are counted once they are here.
         self._loads = LoadReporter(self._id, self._engine, self._store) if self._store else None
 
     async def describe(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from mooncake_serve.budget import node_budget, replicas_at_most
+from mooncake_serve.budget import host_weights, node_budget, replicas_at_most
 from mooncake_serve.config import AppConfig, PeerConfig, StoreSettings
 from mooncake_serve.errors import StoreConfigMismatch, StoreError
 from mooncake_serve.memory import memory_limit, memory_total
@@ -203,7 +203,7 @@ def check_node(config: AppConfig) -> None:
     # Ray promises itself a share of a whole machine that we never use; a container's is meant.
     contained = limit < memory_total()
     objects = int(offered.get("object_store_memory", 0)) if contained else 0
-    node_budget(config, replicas, objects).check(limit)
+    node_budget(config, replicas, host_weights(config), objects).check(limit)
 
 
 def attach(settings: StoreSettings) -> NodeStore | None:

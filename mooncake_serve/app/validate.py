@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mooncake_serve.app.machine import check_machine
+from mooncake_serve.budget import host_weights
 from mooncake_serve.config import AppConfig
 from mooncake_serve.errors import ModelError
 from mooncake_serve.models import load_tokenizer, resolve_model
@@ -17,7 +18,7 @@ def validate(config: AppConfig, *, weights: bool, machine: bool) -> None:
     from transformers import AutoConfig
 
     if machine:
-        check_machine(config)
+        check_machine(config)  # Before anything is fetched.
     load_tokenizer(config.model)
     folder = resolve_model(config.model, weights=weights)
     try:
@@ -25,3 +26,5 @@ def validate(config: AppConfig, *, weights: bool, machine: bool) -> None:
     except (OSError, ValueError) as err:
         raise ModelError(f"model.id: {folder}/config.json is not usable: {err}") from err
     check_config(found)
+    if machine:
+        check_machine(config, weights=host_weights(config))

@@ -16,12 +16,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from mooncake_serve.budget import node_budget, replicas_at_most
+from mooncake_serve.budget import host_weights, node_budget, replicas_at_most
 from mooncake_serve.config import AppConfig, load_app_config
 from tests.k8s.schemas import CRDS, MODELS, ROOT, crd_schema, model_schema, problems
 
 OVERLAYS = {"cpu-demo": "app.yaml", "gpu": "gpu-cluster.yaml"}
 KUBERNETES = "1.34"
+MONITORING = ROOT / "k8s" / "components" / "monitoring"
+OTHER_PROCESSES = 1 << 30
 UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 
 needs_crds = pytest.mark.skipif(
@@ -249,16 +251,19 @@ def test_secrets_come_from_secrets(overlay: str) -> None:
 
 @every_overlay
 def test_a_worker_has_room_for_the_worst_placement(overlay: str) -> None:
-    """Store, every replica that its CPUs and GPUs can take, and Ray's object store."""
+    """Store, every replica that its CPUs and GPUs can take, and Ray's object store.
+
+    What is left is for Ray's own processes and the ingress.
+    """
     config = application(overlay)
     (group,) = one(overlay, "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
     gpus = int(limits.get("nvidia.com/gpu", 0))
     replicas = replicas_at_most(config, int(limits["cpu"]), gpus)
     assert replicas >= 1
-    node_budget(config, replicas, int(group["rayStartParams"]["object-store-memory"])).check(
-        size(limits["memory"])
-    )
+    objects = int(group["rayStartParams"]["object-store-memory"])
+    budget = node_budget(config, replicas, host_weights(config), objects)
+    budget.check(size(limits["memory"]) - OTHER_PROCESSES)
 
 
 @every_overlay

@@ -15,8 +15,8 @@ PACKAGE = ROOT / "mooncake_serve"
 LAYERS = [
     {"errors", "logs", "memory", "metrics", "progress"},
     {"config", "prometheus", "secret_file", "tracing"},
-    {"budget", "client", "store", "models", "codec", "policy"},
-    {"engine", "archive", "ray_metrics"},
+    {"client", "store", "models", "codec", "policy"},
+    {"budget", "engine", "archive", "ray_metrics"},
     {"store_actor", "router", "load_report"},
     {"parity"},
     {"replica"},

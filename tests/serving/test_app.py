@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 from ray import serve
 
 import mooncake_serve.app as product
+from mooncake_serve import store_actor
 from mooncake_serve.app import terminal
 from mooncake_serve.app.machine import check_machine
-from mooncake_serve.budget import node_budget, replicas_at_most
+from mooncake_serve.budget import host_weights, node_budget, replicas_at_most
 from mooncake_serve.config import GIB, AppConfig, load_app_config
 from mooncake_serve.errors import ConfigError
 from mooncake_serve.memory import memory_limit
@@ -32,12 +35,13 @@ def config(**sections: dict[str, Any]) -> AppConfig:
     [
         ({"store": {"dram": "8GiB"}}, 4 * GIB, "store.dram"),
         ({"store": {"dram": "2GiB"}, "engine": {"pool": "1GiB"}}, 4 * GIB, "engine.pool"),
+        ({"replicas": {"count": 1, "max_per_node": 3}}, 6 * GIB, "engine.pool"),
         ({"engine": {"threads": 256}}, 64 * GIB, "engine.threads"),
     ],
 )
 def test_what_does_not_fit_is_named(sections: dict[str, Any], limit: int, field: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_machine(config(**sections), limit)
+        check_machine(config(**sections), limit=limit)
     assert caught.value.field == field
 
 
@@ -46,21 +50,90 @@ def test_a_container_holds_the_sum_of_its_parts() -> None:
     app = config(**sizes)
     most = replicas_at_most(app, cpus=1, gpus=0)
     assert most == 2
-    budget = node_budget(app, most, GIB)
-    assert budget.total == 6 * GIB
-    budget.check(6 * GIB)
-    with pytest.raises(ConfigError, match=r"object store \(1.0GiB\) need 6.0GiB.*allows 5.0GiB"):
-        budget.check(5 * GIB)
-    on_gpu = {"replicas": {"count": 8, "num_gpus": 1}, "engine": {"device": "cuda"}}
-    assert replicas_at_most(config(**on_gpu), cpus=48, gpus=4) == 4
-    assert node_budget(config(**on_gpu), 4).replica == GIB // 2
+    budget = node_budget(app, most, GIB // 4, GIB)
+    assert budget.total == 6.5 * GIB
+    budget.check(budget.total)
+    named = r"2 replicas of 1.8GiB \(0.2GiB of it weights\).*object store \(1.0GiB\) need 6.5GiB"
+    with pytest.raises(ConfigError, match=rf"{named}.*allows 6.0GiB"):
+        budget.check(6 * GIB)
+    on_gpu = config(replicas={"count": 8, "num_gpus": 1}, engine={"device": "cuda"})
+    assert replicas_at_most(on_gpu, cpus=48, gpus=4) == 4
+    assert host_weights(on_gpu) == 0
+    assert node_budget(on_gpu, 4, 0).replica == GIB // 2
+
+
+def test_replicas_that_serve_adds_are_counted() -> None:
+    """Serve may scale beyond `count`, up to `max_per_node` and to what the node offers."""
+    scaled = config(replicas={"count": 2, "max_per_node": 6, "num_cpus": 0.5})
+    assert replicas_at_most(scaled, cpus=16, gpus=0) == 6
+    assert replicas_at_most(scaled, cpus=2, gpus=0) == 4
+    free = config(replicas={"count": 2, "max_per_node": 6, "num_cpus": 0})
+    assert replicas_at_most(free, cpus=1, gpus=0) == 6
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A model's folder with half a GiB of bfloat16 in two files, which take no disk."""
+    (tmp_path / "config.json").write_text("{}")
+    for name in ("a", "b"):
+        size = GIB // 4
+        tensor = {"dtype": "BF16", "shape": [size // 1024, 512], "data_offsets": [0, size]}
+        header = json.dumps({name: tensor}).encode()
+        with (tmp_path / f"{name}.safetensors").open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + size)
+    return tmp_path
+
+
+def test_weights_are_counted_as_they_are_loaded(weights: Path) -> None:
+    model = {"id": str(weights)}
+    assert host_weights(config(model=model)) == GIB // 2
+    assert host_weights(config(model={**model, "dtype": "float32"})) == GIB
+    for path in weights.glob("*.safetensors"):
+        path.unlink()
+    assert host_weights(config(model=model)) == 0
+
+
+@pytest.mark.parametrize("contained", [True, False])
+def test_a_node_is_refused_before_anything_is_reserved(
+    monkeypatch: pytest.MonkeyPatch, weights: Path, contained: bool
+) -> None:
+    """Store 2, two replicas of 1/2 + 1 + 1/2 GiB, and, in a container, 1 GiB of Ray's objects."""
+    offered = {"CPU": 1.0, "object_store_memory": float(GIB)}
+    nodes = [{"NodeID": "other", "Resources": {}}, {"NodeID": "me", "Resources": offered}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    here = SimpleNamespace(get_node_id=lambda: "me")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: here)
+    app = config(
+        model={"id": str(weights)},
+        store={"dram": "2GiB"},
+        engine={"pool": "1GiB"},
+        replicas={"count": 8, "num_cpus": 0.45},
+    )
+    need = (7 if contained else 6) * GIB
+
+    def limit(size: int) -> None:
+        monkeypatch.setattr(store_actor, "memory_limit", lambda: size)
+        monkeypatch.setattr(store_actor, "memory_total", lambda: size + GIB * contained)
+
+    limit(need)
+    store_actor.check_node(app)
+    limit(need - 1)
+    with pytest.raises(ConfigError) as caught:
+        store_actor.check_node(app)
+    assert caught.value.field == "engine.pool"
+    said = str(caught.value)
+    for part in ("store (2.0GiB)", "2 replicas of 2.0GiB (0.5GiB of it weights)"):
+        assert part in said
+    assert ("object store (1.0GiB)" in said) == contained
+    assert f"need {need // GIB}.0GiB" in said
 
 
 def test_what_fits_is_taken() -> None:
     sizes = {"store": {"dram": "2GiB"}, "engine": {"pool": "1GiB"}}
-    check_machine(config(**sizes), 6 * GIB)
+    check_machine(config(**sizes), limit=6 * GIB)
     off = {"store": {"dram": "8GiB", "enabled": False}, "engine": {"pool": "1GiB"}}
-    check_machine(config(**off), 4 * GIB)
+    check_machine(config(**off), limit=4 * GIB)
 
 
 @pytest.mark.parametrize(
