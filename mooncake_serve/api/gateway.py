@@ -7,9 +7,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from mooncake_serve.engine.protocol import Event, GenerationRequest
+
+Reason = Literal["least_time", "pinned", "beside", "replica_died", "elsewhere"]
+"""Why a replica answers: its time to the first token is expected to be the least, the request names
+it, another choice of the prompt is there, the one before died (and of the others its time is the
+least), or Serve sent the request there because the planned one was gone or full."""
+
+REROUTED: frozenset[Reason] = frozenset({"replica_died", "elsewhere"})
+"""Reasons for another replica than the planned one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class Answer(Protocol):
 
     @property
     def route(self) -> dict[str, Any]:
-        """Who answers and why: replica, predicted seconds, matched tokens."""
+        """Who answers and why: replica, `Reason`, predicted seconds, matched tokens."""
         ...
 
     @property

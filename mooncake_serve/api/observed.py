@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from mooncake_serve import metrics, tracing
-from mooncake_serve.api.gateway import Answer, Codec, Gateway, Hints, ModelCard
+from mooncake_serve.api.gateway import REROUTED, Answer, Codec, Gateway, Hints, ModelCard
 from mooncake_serve.engine.protocol import Event, FinishEvent, GenerationRequest, TokenEvent, Usage
 from mooncake_serve.metrics import Sink
 from mooncake_serve.router.journal import Decision, Journal
 
-ROUTE_FIELDS = {"replica", "queue_s", "load_s", "prefill_s", "matched_tokens"}
+ROUTE_FIELDS = ("replica", "reason", "queue_s", "load_s", "prefill_s", "matched_tokens")
 
 
 class ObservedGateway:
@@ -45,22 +45,19 @@ class ObservedGateway:
         with tracing.span("plan", prompt_tokens=tokens) as note:
             traced = replace(request, traceparent=note.traceparent) if note.traceparent else request
             answer = await self._gateway.start(traced, timeout_s, hints)
-            route = answer.route
+            route = _route(answer)
             if note.traceparent:
-                note.set(**{name: one for name, one in route.items() if name in ROUTE_FIELDS})
+                note.set(**route)
         self._sink.observe(metrics.ROUTE_TIME, time.perf_counter() - started)
-        decision = Decision(
-            request_id=request.request_id,
-            at=time.time(),
-            replica=route["replica"],
-            prompt_tokens=tokens,
-            matched_tokens=route["matched_tokens"],
-            queue_s=route["queue_s"],
-            load_s=route["load_s"],
-            prefill_s=route["prefill_s"],
-        )
+        decision = Decision(request.request_id, time.time(), tokens, **route)
         self.journal.planned(decision, answer.prefix)
         return _Answer(answer, decision, self)
+
+    def begun(self, decision: Decision, answer: Answer) -> None:
+        """A replica has begun to answer: the planned one, or another by a later plan or by none."""
+        decision.become(**_route(answer))
+        if decision.reason in REROUTED:
+            self._sink.add(metrics.REROUTED, labels=(decision.reason,))
 
     def answered(self, decision: Decision, ttft_s: float, usage: Usage) -> None:
         """Compare a plan with what came of it."""
@@ -71,6 +68,11 @@ class ObservedGateway:
         saved = usage.cached_tokens * decision.prefill_s / max(1, computed) - decision.load_s
         self.journal.saved_prefill_s += max(0.0, saved)
         self._sink.add(metrics.SAVED_PREFILL, max(0.0, saved), (self._model,))
+
+
+def _route(answer: Answer) -> dict[str, Any]:
+    route = answer.route
+    return {name: route[name] for name in ROUTE_FIELDS}
 
 
 class _Answer:
@@ -107,7 +109,7 @@ class _Answer:
     def _see(self, events: list[Event]) -> None:
         if self._ttft_s is None and isinstance(events[0], TokenEvent | FinishEvent):
             self._ttft_s = time.perf_counter() - self._planned
+            self._books.begun(self._decision, self._answer)
         last = events[-1]
         if isinstance(last, FinishEvent) and self._ttft_s is not None:
-            self._decision.replica = self._answer.route["replica"]
             self._books.answered(self._decision, self._ttft_s, last.usage)

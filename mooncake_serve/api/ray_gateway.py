@@ -24,7 +24,7 @@ from ray.serve.exceptions import (
 )
 from ray.serve.handle import DeploymentHandle
 
-from mooncake_serve.api.gateway import Codec, Hints, ModelCard
+from mooncake_serve.api.gateway import Codec, Hints, ModelCard, Reason
 from mooncake_serve.api.sessions import Sessions
 from mooncake_serve.engine.protocol import (
     Event,
@@ -99,11 +99,12 @@ class RayGateway:
             keys = _keys(request, model)
         else:
             keys = await asyncio.to_thread(_keys, request, model)
-        only = self._pinned(hints.pin) or self._running(hints.beside)
+        pinned, beside = self._pinned(hints.pin), self._running(hints.beside)
+        reason: Reason = "pinned" if pinned else "beside" if beside else "least_time"
         last = self._sessions.last(request.tenant, hints.session)
-        reservation = await self.reserve(request, keys, only=only, prefer=last)
+        reservation = await self.reserve(request, keys, only=pinned or beside, prefer=last)
         self._sessions.answered(request.tenant, hints.session, reservation.plan.replica)
-        return RayAnswer(self, request, timeout_s, keys, reservation)
+        return RayAnswer(self, request, timeout_s, keys, reservation, reason)
 
     def send(self, request: GenerationRequest, timeout_s: float, replica: str) -> Any:
         """The handle's stream of messages."""
@@ -176,20 +177,25 @@ class RayAnswer:
         timeout_s: float,
         keys: Sequence[bytes],
         reservation: Reservation,
+        reason: Reason,
     ) -> None:
         self._gateway = gateway
         self._request = request
         self._deadline = time.monotonic() + timeout_s
         self._keys = keys
         self._reservation = reservation
+        self._reason: Reason = reason
         self._answered_by: str | None = None
 
     @property
     def route(self) -> dict[str, Any]:
-        """Who answers and why. The replica is the planned one until one has begun to answer."""
+        """Who answers and why. The replica is the planned one until one has begun to answer; the
+        figures are always the plan's."""
         plan = self._reservation.plan
+        replica = self._answered_by or plan.replica
         return {
-            "replica": self._answered_by or plan.replica,
+            "replica": replica,
+            "reason": self._reason if replica == plan.replica else "elsewhere",
             "queue_s": round(plan.queue_s, 6),
             "load_s": round(plan.load_s, 6),
             "prefill_s": round(plan.prefill_s, 6),
@@ -232,6 +238,7 @@ class RayAnswer:
             finally:
                 self._reservation.end()
             self._reservation = await self._gateway.reserve(self._request, self._keys, avoid=failed)
+            self._reason = "replica_died"
 
     async def _attempt(self, replica: str) -> AsyncGenerator[list[Event]]:
         remaining = max(0.0, self._deadline - time.monotonic())

@@ -25,14 +25,21 @@ class Decision:
 
     request_id: str
     at: float
-    replica: str
     prompt_tokens: int
-    matched_tokens: int
+    replica: str
+    reason: str
+    """Why that one; a `Reason` of the gateway."""
     queue_s: float
     load_s: float
     prefill_s: float
+    matched_tokens: int
     ttft_s: float | None = None
     cached_tokens: int | None = None
+
+    def become(self, **route: Any) -> None:
+        """The request went by another plan, or to another replica: fields of that."""
+        for name, value in route.items():
+            setattr(self, name, value)
 
 
 @dataclass(slots=True)

@@ -47,8 +47,9 @@ class FakeAnswer:
     def __init__(self, gateway: FakeGateway, request: GenerationRequest, replica: int) -> None:
         self._gateway = gateway
         self._request = request
-        self.route = {
+        self.route: dict[str, Any] = {
             "replica": f"r{replica}",
+            "reason": "least_time",
             "queue_s": 0.0,
             "load_s": 0.05,
             "prefill_s": 2.0,
@@ -101,6 +102,7 @@ class FakeGateway:
 
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []
+        self.answers: list[FakeAnswer] = []
         self.closed: list[str] = []
         self.pins: list[int | None] = []
         self.hints: list[Hints] = []
@@ -128,4 +130,5 @@ class FakeGateway:
         self.requests.append(request)
         self.pins.append(hints.pin)
         self.hints.append(hints)
-        return FakeAnswer(self, request, hints.pin or 0)
+        self.answers.append(FakeAnswer(self, request, hints.pin or 0))
+        return self.answers[-1]

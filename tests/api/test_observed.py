@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from mooncake_serve.api import create_app
+from mooncake_serve.api.gateway import Hints
 from mooncake_serve.api.observed import ObservedGateway
 from mooncake_serve.config import ApiConfig
-from mooncake_serve.engine.protocol import TokenEvent
+from mooncake_serve.engine.protocol import GenerationRequest, SamplingParams, TokenEvent
 from mooncake_serve.logs import REQUEST
 from mooncake_serve.prometheus import PrometheusSink
 from mooncake_serve.router.hot import KEYS, HotKeys
@@ -22,7 +23,7 @@ SECRET = "the-secret-of-this-prompt"
 
 
 def decision(number: int) -> Decision:
-    return Decision(f"r{number}", float(number), "a", 100, 40, 0.0, 0.1, 0.6)
+    return Decision(f"r{number}", float(number), 100, "a", "least_time", 0.0, 0.1, 0.6, 40)
 
 
 async def test_a_request_is_in_the_books(gateway: FakeGateway) -> None:
@@ -31,9 +32,11 @@ async def test_a_request_is_in_the_books(gateway: FakeGateway) -> None:
     transport = httpx.ASGITransport(create_app(books, ApiConfig()))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         body = {"model": MODEL, "prompt": "once upon a time, " * 5, "max_tokens": 3}
-        assert (await http.post("/v1/completions", json=body)).status_code == 200
+        answer = await http.post("/v1/completions", json=body)
+        assert answer.status_code == 200
+        assert gateway.requests[0].log_id == answer.headers["x-request-id"]
     (one,) = books.journal.decisions()
-    assert one["replica"] == "r0"
+    assert (one["replica"], one["reason"]) == ("r0", "least_time")
     assert one["prompt_tokens"] == len(body["prompt"])
     assert one["cached_tokens"] == 4
     assert one["ttft_s"] > 0
@@ -44,6 +47,23 @@ async def test_a_request_is_in_the_books(gateway: FakeGateway) -> None:
     assert "mooncake_router_decision_seconds_count 1.0" in scraped
     saved = 4 * 2.0 / (len(body["prompt"]) - 64) - 0.05
     assert books.journal.saved_prefill_s == pytest.approx(saved)
+
+
+@pytest.mark.parametrize("reason", ["replica_died", "elsewhere"])
+async def test_another_replica_than_the_planned_one(gateway: FakeGateway, reason: str) -> None:
+    """The journal tells what answered in the end, by the figures of that plan; counted once."""
+    sink = PrometheusSink()
+    books = ObservedGateway(gateway, MODEL, sink)
+    request = GenerationRequest("r", tuple(range(100)), SamplingParams(max_tokens=3))
+    answer = await books.start(request, 10.0, Hints())
+    assert books.journal.decisions()[0]["replica"] == "r0"
+    gateway.answers[0].route |= {"replica": "r7", "reason": reason, "matched_tokens": 16}
+    assert len([events async for events in answer.events()]) == 4
+    (one,) = books.journal.decisions()
+    assert (one["replica"], one["reason"], one["matched_tokens"]) == ("r7", reason, 16)
+    scraped = sink.render().decode()
+    assert f'mooncake_router_rerouted_total{{reason="{reason}"}} 1.0' in scraped
+    assert "mooncake_router_predicted_cached_tokens_total 16.0" in scraped
 
 
 async def test_prompts_and_answers_are_never_logged(

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from mooncake_serve.api.gateway import Reason
 from mooncake_serve.dashboard import HEADERS, STATIC, install
 from mooncake_serve.errors import NotFound
 from tests.waiting import WAIT_S, eventually
@@ -55,6 +56,7 @@ def made_up() -> dict[str, Any]:
         "request_id": "0f1e2d3c4b5a",
         "at": now - 3,
         "replica": "r1abcdefgh",
+        "reason": "least_time",
         "prompt_tokens": 6643,
         "queue_s": 0.12,
         "load_s": 0.05,
@@ -175,6 +177,8 @@ def test_everything_is_on_the_page(page: Any) -> None:
     assert "Memory: 5.6 GiB of 8.0 GiB in use" in text
     assert "Saved: 1.4 GiB by encoding, 21.0 GiB by sharing." in text
     assert "NVMe: 40.0 GiB of 64.0 GiB in use" in text
+    assert text.count("Saved:") == 1
+    assert not [note for note in page.locator("#nodes .note").all_inner_texts() if not note]
     assert "Its store does not answer" in text
     assert "does not answer" in page.inner_text("#replicas tr:nth-child(2)")
     assert "00ff00ff00ff00ff" in text
@@ -196,11 +200,26 @@ def test_a_route_explains_itself_by_keyboard(page: Any) -> None:
     page.wait_for_selector("#routes .detail")
     told = page.inner_text("#routes .detail")
     assert "Replica r1abcdefgh had the least expected time" in told
-    assert "6,400 of 6,643 tokens" in told
+    assert "It was expected to take 380 ms, with 6,400 of 6,643 tokens in its caches." in told
     assert "It took 430 ms, with 6,400 tokens cached." in told
     assert page.evaluate("document.activeElement.dataset.route") == "0f1e2d3c4b5a"
     page.keyboard.press("Enter")
     assert page.locator("#routes .detail").count() == 0
+
+
+def test_a_route_says_why_for_every_reason(page: Any, served: Served) -> None:
+    """Each reason that the gateway gives has a sentence of its own."""
+    (decision, _) = served.data["decisions"]
+    sentences = set()
+    for reason in get_args(Reason):
+        served.data["decisions"] = [{**decision, "request_id": reason, "reason": reason}]
+        page.locator(f"#routes [data-route={reason}]").click()
+        told = page.inner_text("#routes .detail")
+        assert "r1abcdefgh" in told
+        sentences.add(told.partition(" was expected")[0])
+        assert ("least expected time" in told) == (reason in {"least_time", "replica_died"})
+        assert ("The planned one was expected" in told) == (reason == "elsewhere")
+    assert len(sentences) == len(get_args(Reason))
 
 
 def test_every_control_is_reached_by_tab(page: Any) -> None:

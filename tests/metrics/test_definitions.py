@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import urllib.request
+from collections import Counter
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mooncake_serve import metrics
 from mooncake_serve.engine.protocol import EngineStats
-from mooncake_serve.metrics import METRICS, Sample
+from mooncake_serve.metrics import METRICS, Metric, Sample
 from mooncake_serve.metrics.serving import FINISHED, ROUTE_TIME, RUNNING, TTFT
 from mooncake_serve.metrics.store import (
     FOUND_BELOW,
@@ -89,6 +90,23 @@ def test_every_value_of_a_store_has_a_name() -> None:
         if name == "mooncake_store_bytes" and "dram" in dict(labels).values()
     ]
     assert sum(tiers) == stats["capacity_bytes"]
+
+
+def test_every_metric_is_given_values() -> None:
+    """Each is used by code, and not only defined and listed for import."""
+    package = Path(metrics.__file__).parent
+    used: Counter[str] = Counter()
+    for path in package.parent.rglob("*.py"):
+        if path != package / "__init__.py":
+            used.update(re.findall(r"\b[A-Z][A-Z_]+\b", path.read_text("utf-8")))
+    names = {
+        name
+        for module in (metrics.serving, metrics.store)
+        for name, value in vars(module).items()
+        if isinstance(value, Metric)
+    }
+    assert len(names) == len(METRICS)
+    assert not {name for name in names if used[name] < 2}
 
 
 def test_an_engine_snapshot() -> None:

@@ -83,6 +83,7 @@ class Handle:
         self._hang = hang
         self.streams: list[tuple[str, Stream]] = []
         self.describe_error: Exception | None = None
+        self.takes_over: str | None = None
         self.describe = self.generate = self
 
     def options(self, *, stream: bool, **serialization: str) -> Handle:
@@ -93,7 +94,7 @@ class Handle:
     def remote(self, *args: Any, replica: str = "") -> Any:
         if not args:
             return self._describe()
-        stream = Stream(replica, self._scripts[replica], self._hang)
+        stream = Stream(self.takes_over or replica, self._scripts[replica], self._hang)
         self.streams.append((replica, stream))
         return stream
 
@@ -147,7 +148,7 @@ async def test_an_answer_and_its_route(board: Board) -> None:
     assert board.loads() == {"a": Work(), "b": Work(40 - BLOCK, 1)}
     assert await batches(answer) == [[TOKEN], [END]]
     assert handle.tried == ["b"]
-    assert answer.route["replica"] == "b"
+    assert (answer.route["replica"], answer.route["reason"]) == ("b", "pinned")
     assert answer.route["matched_tokens"] == BLOCK
     assert board.loads() == IDLE
     assert not handle.streams[0][1].cancelled
@@ -167,7 +168,7 @@ async def test_a_replica_that_dies_before_a_token_is_replaced(
     answer = await gateway(handle, board).start(request(), 10, Hints(pin=0))
     assert await batches(answer) == [[TOKEN, END]]
     assert handle.tried == ["a", "b"]
-    assert answer.route["replica"] == "b"
+    assert (answer.route["replica"], answer.route["reason"]) == ("b", "replica_died")
     assert board.loads() == IDLE, "a replica that failed one request is not given up"
 
 
@@ -266,7 +267,21 @@ async def test_choices_of_one_prompt_share_a_replica(board: Board) -> None:
     for _ in range(4):
         answer = await over.start(request(), 10, Hints(beside=first.route["replica"]))
         assert answer.route["replica"] == first.route["replica"]
+        assert answer.route["reason"] == "beside"
     assert (await over.start(request(), 10, Hints(beside="gone"))).route["replica"] in IDLE
+
+
+async def test_a_replica_that_serve_chose_instead_is_named(board: Board) -> None:
+    """The router sends a request elsewhere when the planned replica is gone or full."""
+    handle = Handle(a=[[TOKEN], [END]], b=[[TOKEN], [END]])
+    over = gateway(handle, board)
+    answer = await over.start(request(), 10, Hints())
+    planned = answer.route["replica"]
+    assert answer.route["reason"] == "least_time"
+    taken = next(name for name in IDLE if name != planned)
+    handle.takes_over = taken
+    assert await batches(answer) == [[TOKEN], [END]]
+    assert (answer.route["replica"], answer.route["reason"]) == (taken, "elsewhere")
 
 
 async def test_a_session_stays_while_replicas_are_equal(board: Board) -> None:

@@ -124,8 +124,9 @@ function showNode(node) {
     made.append(
       ...used.map(([state, value]) => key(state, `${state} ${bytes(value)}`)),
       key("free", `free ${bytes(tier.states.free ?? tier.capacity - physical)}`),
-      element("p", { class: "note" }, told.length ? `Saved: ${told.join(", ")}.` : ""),
     );
+    // The disk tier counts no savings of its own: it holds what memory has coded already.
+    if (told.length) made.append(element("p", { class: "note" }, `Saved: ${told.join(", ")}.`));
   }
   const { sessions, evictions, uptime_s: uptime } = node;
   const text = `${count.format(sessions)} clients, ${count.format(evictions)} blocks evicted, up ${seconds(uptime)}.`;
@@ -173,6 +174,21 @@ function showHottest(hottest) {
   );
 }
 
+// Why a replica answered, by the reasons of mooncake_serve/api/gateway.py, and whose figures follow.
+const WHY = {
+  least_time: (name) => [`Replica ${name} had the least expected time to the first token`, "It"],
+  pinned: (name) => [`The request asked for replica ${name}`, "It"],
+  beside: (name) => [`Replica ${name} has another choice of the same prompt`, "It"],
+  replica_died: (name) => [
+    `The planned replica died. Of the others ${name} had the least expected time to the first token`,
+    "It",
+  ],
+  elsewhere: (name) => [
+    `Replica ${name} answered because the planned one was gone or full`,
+    "The planned one",
+  ],
+};
+
 function explanation(route) {
   const parts = [
     ["queue", route.queue_s],
@@ -182,6 +198,7 @@ function explanation(route) {
   const expected = route.queue_s + route.load_s + route.prefill_s;
   const whole = Math.max(expected, route.ttft_s ?? 0);
   const label = `expected ${seconds(expected)} to the first token`;
+  const [why, whose] = (WHY[route.reason] ?? ((name) => [`Replica ${name}`, "It"]))(route.replica);
   const held = `${count.format(route.matched_tokens)} of ${count.format(route.prompt_tokens)}`;
   const told =
     route.ttft_s == null
@@ -195,8 +212,8 @@ function explanation(route) {
     element(
       "p",
       {},
-      `Replica ${route.replica} had the least expected time to the first token, ` +
-        `${seconds(expected)}: ${held} tokens were expected in its caches. ${told}`,
+      `${why}. ${whose} was expected to take ${seconds(expected)}, ` +
+        `with ${held} tokens in its caches. ${told}`,
     ),
   );
 }
