@@ -247,7 +247,7 @@ class ObserveConfig(Section):
     """Logs and traces; metrics are always on."""
 
     logs: Literal["text", "json"] = "text"
-    """How lines look on stderr; each names its request."""
+    """How lines look on stderr; those about a request name it."""
     traces: str | None = None
     """URL of an OTLP/HTTP collector, such as http://localhost:4318/v1/traces; None is off."""
 

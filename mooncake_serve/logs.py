@@ -1,8 +1,9 @@
-"""Logs of our processes: one line per event, with the id of the request it belongs to.
+"""Logs of our processes: one line per event, with the id of the request that it is about, if any.
 
 `configure` gives the package's loggers a handler of their own, as text or as JSON.
-`request_context` names the request that the code inside it works for. Messages hold ids, counts and
-times; prompts and answers are never passed to a logger.
+`request_context` names the request that the code inside it works for; other processes get its id
+with their work and pass it as `extra`. Messages hold ids, counts and times; prompts and answers are
+never passed to a logger.
 
 Lines go to the process's own stderr, whatever `sys.stderr` has become: below Ray Serve that is a
 logger again, whose file would have ours behind its own prefix, and which walks the caller's stack
@@ -35,6 +36,11 @@ def request_context(request_id: str) -> Iterator[None]:
         yield
     finally:
         REQUEST.reset(token)
+
+
+def current_request() -> str:
+    """The id of the request that is worked for here, or nothing."""
+    return REQUEST.get()
 
 
 class _WithRequest(logging.Filter):

@@ -8,6 +8,7 @@ stream goes away, Ray cancels the generator and the request is cancelled in the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -36,6 +37,8 @@ from mooncake_serve.models import load_tokenizer, resolve_model
 from mooncake_serve.parity import check_parity, parity_card
 from mooncake_serve.ray_metrics import RaySink, Reporter
 from mooncake_serve.store_actor import attach, check_node
+
+log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 256
 WARM_UP_TIMEOUT_S = 60.0
@@ -119,16 +122,22 @@ def warm_up(engine: Engine) -> None:
     ended.wait(WARM_UP_TIMEOUT_S)
 
 
-def _describe(note: tracing.Note, event: Event) -> None:
-    """What a request used, on its span."""
+def _account(note: tracing.Note, request: GenerationRequest, event: Event) -> None:
+    """How a request ended and what it used, on its span and in the log."""
     if isinstance(event, FinishEvent):
         used = event.usage
-        note.set(
-            prompt_tokens=used.prompt_tokens,
-            generated_tokens=used.completion_tokens,
-            cached_pool_tokens=used.cached_pool_tokens,
-            cached_store_tokens=used.cached_store_tokens,
-        )
+        counts = {
+            "prompt_tokens": used.prompt_tokens,
+            "generated_tokens": used.completion_tokens,
+            "cached_pool_tokens": used.cached_pool_tokens,
+            "cached_store_tokens": used.cached_store_tokens,
+        }
+        note.set(**counts)
+        fields = {**counts, "reason": event.reason}
+        log.info("generated", extra={**request.logged, "fields": fields})
+    elif isinstance(event, FailEvent):
+        fields = {"error": type(event.error).__name__}
+        log.info("not generated", extra={**request.logged, "fields": fields})
 
 
 class ModelReplica:
@@ -140,6 +149,7 @@ class ModelReplica:
         app = load_app_config(config)
         logs.configure(app.observe.logs)
         tracing.configure(app.observe.traces, "mooncake-replica")
+        resolve_model(app.model)  # Weights are counted once they are here.
         check_node(app)
         self._store = attach(app.store)
         self._engine = build_engine(app, self._store)
@@ -149,7 +159,6 @@ class ModelReplica:
         if self._store is not None:
             check_parity(app, parity_card(self._engine.info, load_tokenizer(app.model)))
         warm_up(self._engine)
-        resolve_model(app.model)  # Weights are counted once they are here.
         self._loads = LoadReporter(self._id, self._engine, self._store) if self._store else None
 
     async def describe(self) -> dict[str, Any]:
@@ -172,11 +181,12 @@ class ModelReplica:
     ) -> AsyncGenerator[bytes]:
         """Messages of `engine/wire.py`. `replica` is the plan, read by the router."""
         del replica
-        bounded = replace(request, deadline_s=time.monotonic() + timeout_s)
+        deadline_s = time.monotonic() + timeout_s
         with tracing.span("generate", request.traceparent, replica=self._id) as note:
+            bounded = replace(request, deadline_s=deadline_s, traceparent=note.traceparent)
             async with aclosing(stream_events(self._engine, bounded)) as batches:
                 async for events in batches:
-                    _describe(note, events[-1])
+                    _account(note, request, events[-1])
                     yield pack(self._id, events)
 
     async def stats(self, replica: str | None = None) -> dict[str, Any]:

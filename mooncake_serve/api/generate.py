@@ -27,6 +27,7 @@ from mooncake_serve.api.shapes import ChatShape, Shape, TextShape, total_usage
 from mooncake_serve.api.stream import Batch, EventStream, collect, first_batch, merge
 from mooncake_serve.api.tenancy import Tenant, salted
 from mooncake_serve.engine.protocol import GenerationRequest, SamplingParams
+from mooncake_serve.logs import current_request
 from mooncake_serve.store import Hint
 
 PREPARE_THREADS = 2
@@ -191,6 +192,7 @@ def _request(
         priority=body.priority,
         reuse=body.reuse == "auto",
         hint=_hint(body),
+        log_id=current_request(),
     )
 
 

@@ -266,6 +266,7 @@ class EngineCore:
         except (RuntimeError, MemoryError) as err:
             log.exception("a forward failed")
             for sequence in step.sequences:
+                log.error("failed with its forward", extra=sequence.request.logged)
                 job = self._jobs[sequence.request.request_id]
                 self._end(job, FailEvent(EngineFailed(f"a forward failed: {err}")))
             return None
@@ -308,7 +309,7 @@ class EngineCore:
         try:
             job.on_event(event)
         except Exception:
-            log.exception("the receiver of %s failed", job.sequence.request.request_id)
+            log.exception("the receiver of events failed", extra=job.sequence.request.logged)
             self.cancel(job.sequence.request.request_id)
 
     def _add(self, job: Job) -> None:

@@ -77,6 +77,13 @@ class GenerationRequest:
     """The span it belongs to, by W3C; empty while tracing is off."""
     deadline_s: float | None = None
     """`time.monotonic()` after which the engine gives up; None waits for ever."""
+    log_id: str = ""
+    """The id of the HTTP request it is part of, if it is; other requests may have the same."""
+
+    @property
+    def logged(self) -> dict[str, str]:
+        """`extra` of log lines about it."""
+        return {"request_id": self.log_id or self.request_id}
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

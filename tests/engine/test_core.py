@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -168,11 +169,15 @@ def test_deadline_fails_a_request_with_504() -> None:
         assert generate(engine, [document(30)], 3) == [wanted(document(30), 3)]
 
 
-def test_a_failed_forward_fails_its_requests_only() -> None:
+def test_a_failed_forward_fails_its_requests_only(caplog: pytest.LogCaptureFixture) -> None:
     chain = backend()
     with chain_engine(chain) as engine:
         chain.fail_next = RuntimeError("out of memory")
-        error = start(engine, request(document(5), 4)).fail()
+        asked = replace(request(document(5), 4), log_id="req-7")
+        error = start(engine, asked).fail()
+        errors = [record for record in caplog.records if record.levelname == "ERROR"]
+        named = [getattr(record, "request_id", None) for record in errors]
+        assert named == [None, "req-7"], "what failed, and whose request"
         assert isinstance(error, EngineFailed)
         assert "out of memory" in str(error)
         assert engine.healthy

@@ -1,15 +1,27 @@
-"""Spans across processes by `traceparent`; nothing at all while tracing is off."""
+"""Spans of a request, across processes by `traceparent`; nothing while tracing is off."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
+import httpx
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from mooncake_serve import tracing
+from mooncake_serve.api import create_app
+from mooncake_serve.api.observed import ObservedGateway
+from mooncake_serve.config import ApiConfig
+from mooncake_serve.prometheus import PrometheusSink
+from tests.api.fake import MODEL, FakeGateway
+from tests.engine.chain_backend import ChainBackend
+from tests.engine.support import DictStore, chain_engine, generate, request, start
+
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
@@ -34,6 +46,56 @@ def test_a_trace_goes_on_in_another_process(exported: InMemorySpanExporter) -> N
     assert second.parent.span_id == first.context.span_id
     assert dict(first.attributes or {}) == {"mooncake.tokens": 7}
     assert dict(second.attributes or {}) == {"mooncake.cached": 3}
+
+
+def spans(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    """By name."""
+    tracing.flush()
+    return {span.name: span for span in exporter.get_finished_spans()}
+
+
+def parent(span: ReadableSpan) -> str:
+    return f"{span.parent.span_id:016x}" if span.parent else ""
+
+
+def own(span: ReadableSpan) -> str:
+    return f"{span.context.span_id:016x}"
+
+
+async def test_a_request_continues_its_callers_trace(exported: InMemorySpanExporter) -> None:
+    """The caller's span, the request, its plan, and what a replica is given."""
+    gateway = FakeGateway()
+    app = create_app(ObservedGateway(gateway, MODEL, PrometheusSink()), ApiConfig())
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        body = {"model": MODEL, "prompt": "once upon a time", "max_tokens": 3}
+        headers = {"traceparent": CALLER, "x-request-id": "r-1"}
+        answer = await http.post("/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 200
+    _, trace, caller, _ = CALLER.split("-")
+    found = spans(exported)
+    assert found.keys() == {"request", "plan"}
+    assert {f"{span.context.trace_id:032x}" for span in found.values()} == {trace}
+    assert parent(found["request"]) == caller
+    assert parent(found["plan"]) == own(found["request"])
+    assert gateway.requests[0].traceparent.split("-")[1:3] == [trace, own(found["plan"])]
+    assert (found["request"].attributes or {})["mooncake.request_id"] == "r-1"
+    assert (found["plan"].attributes or {})["mooncake.reason"] == "least_time"
+
+
+def test_a_load_from_the_store_belongs_to_its_request(exported: InMemorySpanExporter) -> None:
+    store, prompt = DictStore(), list(range(100))
+    with chain_engine(ChainBackend(block_tokens=16), store) as first:
+        generate(first, [prompt], 2)
+    tracing.flush()
+    exported.clear()
+    with chain_engine(ChainBackend(block_tokens=16), store) as second:
+        result = start(second, replace(request(prompt, 2), traceparent=CALLER))
+        assert result.finish().usage.cached_store_tokens == 96
+    (load,) = spans(exported).values()
+    assert load.name == "store.load"
+    assert parent(load) == CALLER.split("-")[2]
+    assert (load.attributes or {})["mooncake.loaded_blocks"] == 6
 
 
 def test_an_error_is_recorded_and_raised(exported: InMemorySpanExporter) -> None:

@@ -21,6 +21,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
+        self.requests: list[GenerationRequest] = []
         self.cancelled: list[str] = []
         self.refusal: Exception | None = None
         self.failure: Exception | None = None
@@ -28,6 +29,7 @@ class FakeEngine:
     def submit(self, request: GenerationRequest, on_event: OnEvent) -> None:
         if self.refusal is not None:
             raise self.refusal
+        self.requests.append(request)
         threading.Thread(target=self._run, args=(request, on_event), daemon=True).start()
 
     def cancel(self, request_id: str) -> None:
@@ -43,3 +45,6 @@ class FakeEngine:
 
     def _end(self, usage: Usage) -> Event:
         return FailEvent(self.failure) if self.failure else FinishEvent("length", usage)
+
+    def close(self) -> None:
+        """Nothing to give back."""

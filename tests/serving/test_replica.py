@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from dataclasses import replace
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from mooncake_serve import tracing
 from mooncake_serve.engine.protocol import (
     FailEvent,
     FinishEvent,
@@ -14,7 +18,7 @@ from mooncake_serve.engine.protocol import (
     TokenEvent,
 )
 from mooncake_serve.errors import ContextTooLong, EngineFailed
-from mooncake_serve.replica import EventBuffer, stream_events
+from mooncake_serve.replica import EventBuffer, ModelReplica, stream_events
 from tests.serving.fake_engine import FakeEngine
 
 WAIT_S = 20
@@ -100,3 +104,51 @@ async def test_only_errors_of_our_tree_leave_the_replica(error: Exception) -> No
     assert isinstance(last, FailEvent)
     assert isinstance(last.error, EngineFailed)
     assert "no room" in str(last.error)
+
+
+def replica(engine: FakeEngine) -> ModelReplica:
+    """One without Ray and without a model."""
+    made = object.__new__(ModelReplica)
+    vars(made).update(_engine=engine, _id="a", _loads=None, _store=None)
+    return made
+
+
+async def test_the_log_says_how_each_request_ended(caplog: pytest.LogCaptureFixture) -> None:
+    """Under the id of the HTTP request, in the process that did the work."""
+    caplog.set_level(logging.INFO, logger="mooncake_serve")
+    engine = FakeEngine()
+    asked = replace(request(3), log_id="req-7")
+    assert [message async for message in replica(engine).generate(asked, 10.0)]
+    engine.failure = EngineFailed("no room")
+    assert [message async for message in replica(engine).generate(request(3), 10.0)]
+    generated, failed = (vars(record) for record in caplog.records)
+    assert (generated["message"], generated["request_id"]) == ("generated", "req-7")
+    assert generated["fields"] == {
+        "prompt_tokens": 2,
+        "generated_tokens": 3,
+        "cached_pool_tokens": 0,
+        "cached_store_tokens": 0,
+        "reason": "length",
+    }
+    assert (failed["message"], failed["request_id"]) == ("not generated", "r1")
+    assert failed["fields"] == {"error": "EngineFailed"}
+
+
+async def test_the_engines_spans_are_below_the_replicas() -> None:
+    exporter = InMemorySpanExporter()
+    tracing.configure(None, "test", exporter)
+    engine = FakeEngine()
+    try:
+        with tracing.span("plan") as plan:
+            asked = replace(request(3), traceparent=plan.traceparent)
+            assert [message async for message in replica(engine).generate(asked, 10.0)]
+        tracing.flush()
+    finally:
+        tracing.configure(None, "test")
+    generate, planned = exporter.get_finished_spans()
+    assert generate.name == "generate"
+    assert generate.parent is not None
+    assert generate.parent.span_id == planned.context.span_id
+    assert (generate.attributes or {})["mooncake.generated_tokens"] == 3
+    (given,) = engine.requests
+    assert given.traceparent.split("-")[2] == f"{generate.context.span_id:016x}"
