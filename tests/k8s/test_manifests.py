@@ -301,6 +301,93 @@ def test_the_network_is_closed_but_for_names(overlay: str) -> None:
         assert rule["to"] == [own] or {port["port"] for port in rule["ports"]} == {53}
 
 
+@every_overlay
+def test_every_port_is_where_it_is_said_to_be(overlay: str) -> None:
+    """Prometheus scrapes and policies admit ports that containers name; statistics stay inside."""
+    monitor = yaml.safe_load((MONITORING / "pod-monitor.yaml").read_text("utf-8"))
+    scraped = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    config = yaml.safe_load(one(overlay, "RayService")["spec"]["serveConfigV2"])
+    chosen = config["controller_options"]["runtime_env"]["env_vars"]
+    metrics = int(chosen["RAY_SERVE_HAPROXY_METRICS_PORT"])
+    numbers = set()
+    for name in ("head", "workers"):
+        template = pods(overlay)[name]
+        ports = {
+            port["name"]: port["containerPort"]
+            for port in template["spec"]["containers"][0]["ports"]
+        }
+        assert scraped <= ports.keys(), name
+        assert ports["haproxy"] == metrics, name
+        assert ports["serve"] == config["http_options"]["port"], name
+        numbers |= {ports[port] for port in scraped}
+        chooses = monitor["spec"]["selector"]
+        labels = template["metadata"]["labels"]
+        assert chooses["matchLabels"].items() <= labels.items(), name
+        assert all(labels[rule["key"]] in rule["values"] for rule in chooses["matchExpressions"])
+    assert admitted(overlay, "monitoring") == numbers
+    assert int(chosen["RAY_SERVE_HAPROXY_STATS_PORT"]) not in {
+        port["port"] for rule in ingress_rules(overlay) for port in rule.get("ports", [])
+    }
+
+
+def ingress_rules(overlay: str) -> list[dict[str, Any]]:
+    """Of all policies."""
+    policies = [document for document in built(overlay) if document["kind"] == "NetworkPolicy"]
+    return [rule for policy in policies for rule in policy["spec"].get("ingress", [])]
+
+
+def admitted(overlay: str, namespace: str) -> set[int]:
+    """Ports of ours that pods of another namespace may reach."""
+    label = {"kubernetes.io/metadata.name": namespace}
+    return {
+        port["port"]
+        for rule in ingress_rules(overlay)
+        for peer in rule["from"]
+        if peer.get("namespaceSelector", {}).get("matchLabels") == label
+        for port in rule["ports"]
+    }
+
+
+@every_overlay
+def test_no_rule_admits_everybody(overlay: str) -> None:
+    """A `from` that is missing or empty is the whole world, and so is an empty selector in it."""
+    rules = ingress_rules(overlay)
+    assert rules
+    for rule in rules:
+        assert rule.get("from"), rule
+        for peer in rule["from"]:
+            assert any(selector.get("matchLabels") for selector in peer.values()), rule
+
+
+@every_overlay
+def test_the_disruption_budget_is_about_the_workers(overlay: str) -> None:
+    chosen = one(overlay, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"]
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods(overlay).items()}
+    about = {name for name, own in labels.items() if chosen.items() <= own.items()}
+    assert about == {"workers"}
+
+
+def test_the_models_are_filled_into_what_the_pods_mount() -> None:
+    """By a pod that is confined as ours are, but that no policy of ours keeps from the hub."""
+    job = yaml.safe_load((ROOT / "k8s/overlays/gpu/fill-models.yaml").read_text("utf-8"))
+    kubernetes_validate.validate(job, KUBERNETES, strict=True)
+    filling, worker = job["spec"]["template"], pods("gpu")["workers"]
+    assert "labels" not in filling.get("metadata", {})
+    assert filling["spec"]["securityContext"] == worker["spec"]["securityContext"]
+    for template in (filling, worker):
+        (container,) = template["spec"]["containers"]
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+        (mount,) = [one for one in container["volumeMounts"] if one["name"] == "models"]
+        claim = volumes["models"]["persistentVolumeClaim"]
+        assert claim["claimName"] == one("gpu", "PersistentVolumeClaim")["metadata"]["name"]
+        assert {"name": "HF_HOME", "value": mount["mountPath"]} in container["env"]
+        assert bool(mount.get("readOnly")) == (template is worker)
+    (container,) = filling["spec"]["containers"]
+    assert container["image"] == worker["spec"]["containers"][0]["image"]
+    assert container["command"][-1] == application("gpu").model.id
+    assert one("gpu", "PersistentVolumeClaim")["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
 @pytest.mark.parametrize("component", ["peer-tls", "monitoring", "redis"])
 def test_components_build_on_the_demo(component: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "k8s", tmp_path / "k8s")
