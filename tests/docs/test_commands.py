@@ -9,8 +9,11 @@ import shutil
 from pathlib import Path
 from typing import Any, get_args
 
+import kubernetes_validate
 import pytest
+import yaml
 
+from mooncake_serve.config import AppConfig, load_app_config
 from tests.docs.blocks import DOCS, MARKS, PAGES, REASONS, ROOT, Block, blocks, fences, marked
 from tests.docs.running import expanded, run, scratch
 
@@ -80,6 +83,40 @@ def test_python_examples_compile() -> None:
             ast.parse(block.code)
 
 
+CONFIGURATIONS = [
+    (str(path.relative_to(ROOT)), code)
+    for path in PAGES
+    for language, code in fences(path.read_text("utf-8"))
+    if language == "yaml"
+]
+
+
+def test_configurations_are_there_to_be_checked() -> None:
+    assert len(CONFIGURATIONS) >= 10
+
+
+@pytest.mark.parametrize(("page", "code"), CONFIGURATIONS, ids=[page for page, _ in CONFIGURATIONS])
+def test_configurations_are_accepted(page: str, code: str) -> None:
+    """A Serve config, an application of it, its `args`, or a Kubernetes resource."""
+    from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+
+    from mooncake_serve.app.check import IMPORT_PATH
+
+    shown = yaml.safe_load(code)
+    if "kind" in shown:
+        kubernetes_validate.validate(shown, "1.34", strict=True)
+        return
+    if "applications" in shown:
+        assert shown.keys() <= ServeDeploySchema.model_fields.keys(), page
+        ServeDeploySchema.model_validate(shown)
+    elif shown.keys() <= AppConfig.model_fields.keys():
+        shown = {"args": shown}
+    for application in shown.get("applications", [shown]):
+        assert application.keys() <= ServeApplicationSchema.model_fields.keys(), page
+        ServeApplicationSchema.model_validate({"import_path": IMPORT_PATH, **application})
+        load_app_config(application["args"])
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for block in blocks():
@@ -97,8 +134,6 @@ def test_files_that_pages_name_exist() -> None:
 def test_settings_that_pages_name_exist() -> None:
     """`store.dram` and its like, against the configuration."""
     from pydantic import BaseModel
-
-    from mooncake_serve.config import AppConfig
 
     def known(dotted: str) -> bool:
         section: object = AppConfig
