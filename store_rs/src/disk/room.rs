@@ -104,7 +104,7 @@ impl Writer {
         let Some(log) = index.log() else { return Ok(false) };
         let left = [log.entries_of(victim, true), log.entries_of(victim, false)].concat();
         index.drop_entries(&left);
-        index.log_mut().into_iter().for_each(|log| log.free(victim));
+        index.free_segment(victim);
         Ok(true)
     }
 

@@ -112,7 +112,10 @@ impl Stage {
             return self.flush(io);
         }
         let mut other = Buffer::new(PAGE);
-        io.read_at(page_offset, &mut other)?;
+        if io.read_at(page_offset, &mut other).is_err() {
+            // A restart could not read its records either; written anew, it can be read again.
+            other.fill(0);
+        }
         let at = mark.slot as usize % PER_PAGE * RECORD_BYTES;
         other[at..at + RECORD_BYTES].copy_from_slice(&mark.encode());
         self.written += PAGE as u64;

@@ -146,7 +146,8 @@ impl Writer {
         if chosen.is_empty() {
             return Ok(Turn::Idle);
         }
-        self.write(&chosen, true).map(|_| Turn::Busy)
+        let went = self.write(&chosen, true)?;
+        Ok(if went > 0 { Turn::Busy } else { Turn::Idle })
     }
 
     /// Write blocks and commit them; how many went. `make_room` may give up others for them.
@@ -213,6 +214,9 @@ impl Writer {
         make_room: bool,
     ) -> io::Result<Option<EntryId>> {
         let (len, sum) = (container.len() as u32, block::sum(container));
+        if !self.shared.index().is_ok_and(|mut index| index.recharge(demotion, len)) {
+            return Ok(None);
+        }
         let Some((entry, place, slot)) = self.append(len, sum, make_room)? else {
             return Ok(None);
         };
@@ -228,19 +232,33 @@ impl Writer {
         }
     }
 
-    /// Mark the records of evicted blocks, so that a restart does not bring them back.
+    /// Mark the records of evicted blocks, so that a restart does not bring them back. Those that
+    /// cannot be marked now are once the disk works again.
     fn clear_erased(&mut self) -> io::Result<()> {
         let erased = self.shared.index().map(|mut index| index.take_erased()).unwrap_or_default();
-        for Erased { segment, generation, slot } in erased {
-            let page = self.with_log(|log| {
-                log.is_current(segment, generation).then(|| log.directory_offset(segment, slot))
-            });
-            let Some(Some(page_offset)) = page else { continue };
-            let place = Place { segment, generation, page: 0, len: 0, sum: 0 };
-            let mark = record(NO_KEY, None, 0, &place, slot);
-            self.stage.erase(&*self.io, page_offset, &mark)?;
+        for (at, one) in erased.iter().enumerate() {
+            if let Err(error) = self.mark(*one) {
+                if let Ok(mut index) = self.shared.index() {
+                    index.put_back_erased(&erased[at..]);
+                }
+                return Err(error);
+            }
         }
         Ok(())
+    }
+
+    fn mark(&mut self, erased: Erased) -> io::Result<()> {
+        let Erased { segment, generation, slot } = erased;
+        let page = self.with_log(|log| {
+            let offset = log.directory_offset(segment, slot.unwrap_or(0));
+            log.is_current(segment, generation).then_some(offset)
+        });
+        let Some(Some(page_offset)) = page else { return Ok(()) };
+        // Without its first page a directory is empty.
+        let Some(slot) = slot else { return self.stage.clear(&*self.io, page_offset) };
+        let place = Place { segment, generation, page: 0, len: 0, sum: 0 };
+        let mark = record(NO_KEY, None, 0, &place, slot);
+        self.stage.erase(&*self.io, page_offset, &mark)
     }
 
     /// The disk failed: nothing of the open segment is trusted to be written, and the tier is off.

@@ -57,6 +57,7 @@ impl Index {
 mod tests {
     use crate::index::usage::{Kind, Stored};
     use crate::index::{Eviction, Hint, Index, Limits, Refusal, Reserve, Wish};
+    use crate::log::{Log, MAX_SEGMENT};
 
     const BLOCK: u64 = 64 * 1024;
 
@@ -98,5 +99,35 @@ mod tests {
         for name in 80..90 {
             assert!(matches!(put(&mut index, name, ""), Reserve::Granted(..)), "not limited");
         }
+    }
+
+    #[test]
+    fn what_is_being_written_counts_for_the_disk_quota() {
+        let limits = Limits {
+            max_blocks: 100,
+            max_leases: 100,
+            tenant_bytes: u64::MAX,
+            tenant_disk_bytes: 2 * BLOCK,
+        };
+        let mut index = Index::new(16 * BLOCK, limits, Eviction::Lru.build(100));
+        index.set_log(Log::new(4, MAX_SEGMENT));
+        for name in 0..6 {
+            put(&mut index, name, "t");
+        }
+        let (chosen, _) = index.next_drained(0, u64::MAX);
+        assert_eq!(chosen.len(), 2, "one batch stays within the quota");
+        assert!(index.next_drained(0, u64::MAX).0.is_empty(), "so does the next");
+        assert!(!index.recharge(&chosen[0], 2 * BLOCK as u32), "nor may the form grow beyond it");
+        assert!(index.recharge(&chosen[0], BLOCK as u32 / 2));
+        assert!(
+            index.recharge(&chosen[1], 3 * BLOCK as u32 / 2),
+            "what one saves another may take"
+        );
+        for demotion in &chosen {
+            index.demoted(demotion, None);
+        }
+        assert!(!index.is_demoting());
+        let (again, _) = index.next_drained(0, u64::MAX);
+        assert_eq!(again.len(), 2, "what was not written is not charged");
     }
 }

@@ -220,6 +220,11 @@ impl Log {
         PAGE as u64 + u64::from(segment) * self.segment_bytes
     }
 
+    /// The generation of a segment: that of its records on disk, also while it is free.
+    pub fn generation_of(&self, segment: u32) -> u64 {
+        self.segments[segment as usize].generation
+    }
+
     /// Whether a segment still has this generation's records on disk, perhaps though it is free.
     pub fn is_current(&self, segment: u32, generation: u64) -> bool {
         self.segments.get(segment as usize).is_some_and(|s| s.generation == generation)

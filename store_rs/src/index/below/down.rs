@@ -1,12 +1,13 @@
 //! Moving down: which blocks are written to disk, and what becomes of each.
 //!
-//! `next_demotions` keeps the bytes of the chosen blocks in place like a lease does, until `demoted`
-//! says how the write went.
+//! `next_demotions` keeps the bytes of the chosen blocks in place like a lease does, and charges their
+//! tenants for them, until `demoted` says how the write went.
 
+use super::{Charge, bytes_on_disk};
 use crate::alloc::ExtentId;
 use crate::index::{Index, NONE, NodeId, hash};
 use crate::key::Key;
-use crate::log::{EntryId, PAGE, pages};
+use crate::log::EntryId;
 
 /// Most blocks remembered as worth writing; beyond it they wait until memory runs short.
 const WORTH_MAX: usize = 1 << 16;
@@ -40,7 +41,7 @@ enum Taken {
 impl Index {
     /// Whether blocks are held in place while they are written.
     pub fn is_demoting(&self) -> bool {
-        self.below.as_ref().is_some_and(|below| below.held > 0)
+        self.below.as_ref().is_some_and(|below| !below.held.is_empty())
     }
 
     /// Whether free memory runs short, so that blocks are about to be evicted.
@@ -89,8 +90,27 @@ impl Index {
         (chosen, None)
     }
 
+    /// The form to be written takes `len` bytes: its tenant is charged for those. False, and nothing
+    /// changes, if they are above its quota.
+    pub fn recharge(&mut self, demotion: &Demotion, len: u32) -> bool {
+        let held = self.below.as_ref().and_then(|below| below.held.get(&demotion.extent));
+        let Some(&Charge { row, bytes }) = held else { return false };
+        self.tenants.refund_disk(row, bytes);
+        let within = self.disk_in_quota(row, bytes_on_disk(len));
+        let bytes = if within { bytes_on_disk(len) } else { bytes };
+        self.tenants.charge_disk(row, bytes);
+        self.below.iter_mut().for_each(|below| {
+            below.held.insert(demotion.extent, Charge { row, bytes });
+        });
+        within
+    }
+
     /// The bytes of a demotion were copied and written as `entry`, or not.
     pub fn demoted(&mut self, demotion: &Demotion, entry: Option<EntryId>) {
+        let held = self.below.as_mut().and_then(|below| below.held.remove(&demotion.extent));
+        if let Some(Charge { row, bytes }) = held {
+            self.tenants.refund_disk(row, bytes);
+        }
         let node = self.alloc.owner(demotion.extent).node;
         let waiting = node != NONE && self.nodes[node as usize].disk == NONE;
         if let Some(entry) = entry {
@@ -101,7 +121,6 @@ impl Index {
                 self.erase_entry(entry);
             }
         }
-        self.below.iter_mut().for_each(|below| below.held -= 1);
         self.let_go(demotion.extent, false);
         self.assert_accounted();
     }
@@ -141,8 +160,9 @@ impl Index {
         };
         let len = self.alloc.owner(extent).len;
         let stored = self.table.find(hash(&record.key), |&other| other == node).is_some();
-        let bytes = u64::from(pages(len)) * PAGE as u64;
-        if !self.disk_in_quota(record.tenant(), bytes) {
+        let (row, bytes) = (record.tenant(), bytes_on_disk(len));
+        let held = self.below.as_ref().is_none_or(|below| below.held.contains_key(&extent));
+        if held || !self.disk_in_quota(row, bytes) {
             return Taken::No;
         }
         if len == 0 || !stored || !self.log().is_some_and(|log| log.takes(len)) {
@@ -152,9 +172,12 @@ impl Index {
             return Taken::NoRoom;
         }
         self.hold(extent);
-        self.below.iter_mut().for_each(|below| below.held += 1);
+        self.tenants.charge_disk(row, bytes);
+        self.below.iter_mut().for_each(|below| {
+            below.held.insert(extent, Charge { row, bytes });
+        });
         let parent = (record.parent != NONE).then(|| self.nodes[record.parent as usize].key);
-        let (offset, tenant) = (self.alloc.offset(extent), self.tenants.print(record.tenant()));
+        let (offset, tenant) = (self.alloc.offset(extent), self.tenants.print(row));
         Taken::Yes(Demotion { extent, offset, len, key: record.key, parent, tenant })
     }
 }

@@ -10,9 +10,10 @@
 mod down;
 mod up;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use super::{Hint, Index, NONE, NodeId};
+use crate::alloc::ExtentId;
 use crate::key::Key;
 use crate::log::{EntryId, Log, PAGE, Place, Record, pages};
 pub use down::Demotion;
@@ -25,19 +26,27 @@ pub(super) struct Below {
     worth: VecDeque<NodeId>,
     /// Dropped before their segment goes: to be cleared in its directory.
     erased: Vec<Erased>,
-    /// Blocks held in place while they are written.
-    held: usize,
+    /// Blocks held in place while they are written, and what their tenants are charged meanwhile.
+    held: HashMap<ExtentId, Charge>,
 }
 
-/// A slot of the log's directory whose record must not come back after a restart.
+/// Bytes of disk that are not written yet count for their tenant, so that no batch exceeds a quota.
+#[derive(Clone, Copy)]
+struct Charge {
+    row: u32,
+    bytes: u64,
+}
+
+/// A slot of the log's directory whose record must not come back after a restart, or all of a
+/// segment's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Erased {
     /// Which segment.
     pub segment: u32,
     /// Its generation at that time.
     pub generation: u64,
-    /// Which slot.
-    pub slot: u32,
+    /// Which slot; None for all, of a segment that is free.
+    pub slot: Option<u32>,
 }
 
 /// What a record says of a block wherever it is.
@@ -59,8 +68,8 @@ impl Index {
     /// Use `log` as the tier below DRAM.
     pub fn set_log(&mut self, mut log: Log) {
         log.set_max_entries(self.limits.max_blocks);
-        let (worth, erased) = (VecDeque::new(), Vec::new());
-        self.below = Some(Below { log, serving: true, worth, erased, held: 0 });
+        let (worth, erased, held) = (VecDeque::new(), Vec::new(), HashMap::new());
+        self.below = Some(Below { log, serving: true, worth, erased, held });
     }
 
     /// The log, if there is one.
@@ -80,9 +89,14 @@ impl Index {
         }
     }
 
-    /// Slots to clear, each given out once.
+    /// Slots to clear; those that were not are given back with `put_back_erased`.
     pub fn take_erased(&mut self) -> Vec<Erased> {
         self.below.as_mut().map(|below| std::mem::take(&mut below.erased)).unwrap_or_default()
+    }
+
+    /// Slots that are still to be cleared.
+    pub fn put_back_erased(&mut self, erased: &[Erased]) {
+        self.below.iter_mut().for_each(|below| below.erased.extend_from_slice(erased));
     }
 
     /// Drop entries of a segment that is to go; their blocks stay if they are in DRAM.
@@ -167,8 +181,17 @@ impl Index {
         let Some(victim) = log.victim() else { return false };
         let entries = [log.entries_of(victim, false), log.entries_of(victim, true)].concat();
         self.drop_entries(&entries);
-        self.log_mut().into_iter().for_each(|log| log.free(victim));
+        self.free_segment(victim);
         true
+    }
+
+    /// A segment that holds nothing any more is free. Its records stay on disk until they are
+    /// cleared: a block dropped with it may be put anew and evicted, and then must not come back.
+    pub fn free_segment(&mut self, segment: u32) {
+        let Some(log) = self.log_mut() else { return };
+        let generation = log.generation_of(segment);
+        log.free(segment);
+        self.push_erased(Erased { segment, generation, slot: None });
     }
 
     fn place(&mut self, node: NodeId, entry: EntryId) {
@@ -176,7 +199,7 @@ impl Index {
         self.nodes[node as usize].disk = entry;
         let Some(log) = self.log_mut() else { return };
         log.adopt(entry, node);
-        let bytes = u64::from(pages(log.place(entry).len)) * PAGE as u64;
+        let bytes = bytes_on_disk(log.place(entry).len);
         self.tenants.charge_disk(row, bytes);
         if !self.readable(node) {
             self.tell(node);
@@ -193,19 +216,19 @@ impl Index {
         let log = self.log_mut()?;
         let place = log.place(entry);
         let (segment, slot) = log.drop_entry(entry);
-        self.tenants.refund_disk(row, u64::from(pages(place.len)) * PAGE as u64);
+        self.tenants.refund_disk(row, bytes_on_disk(place.len));
         self.counters.disk_dropped += 1;
         if !self.readable(node) {
             self.tell(node);
         }
-        Some(Erased { segment, generation: place.generation, slot })
+        Some(Erased { segment, generation: place.generation, slot: Some(slot) })
     }
 
     fn erase_entry(&mut self, entry: EntryId) {
         let Some(log) = self.log_mut() else { return };
         let generation = log.place(entry).generation;
         let (segment, slot) = log.drop_entry(entry);
-        self.push_erased(Erased { segment, generation, slot });
+        self.push_erased(Erased { segment, generation, slot: Some(slot) });
     }
 
     fn push_erased(&mut self, erased: Erased) {
@@ -213,6 +236,11 @@ impl Index {
             below.erased.push(erased);
         }
     }
+}
+
+/// What a container of `len` bytes takes there.
+fn bytes_on_disk(len: u32) -> u64 {
+    u64::from(pages(len)) * PAGE as u64
 }
 
 #[cfg(test)]
