@@ -1,6 +1,6 @@
 //! Whether the disk can be used, as the threads of the tier find out.
 //!
-//! A failed write, or a few failed reads in a row, switch the tier off: the index then answers as
+//! A failed write, a few failed reads in a row, or a read that does not end switch the tier off: the index then answers as
 //! if nothing were on disk, and serving goes on from DRAM. Probes by the writer switch it on again.
 //! A disk without space is no failure: the log goes on with what it has.
 
@@ -46,6 +46,11 @@ impl Health {
     pub(super) fn write_failed(&self) -> bool {
         self.write_errors.fetch_add(1, Ordering::Relaxed);
         self.switch_off()
+    }
+
+    /// Reads do not end.
+    pub(super) fn hangs(&self) {
+        self.switch_off();
     }
 
     /// A probe succeeded.

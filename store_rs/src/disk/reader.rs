@@ -3,7 +3,8 @@
 //! A session hands over landings and waits for them elsewhere, so a disk that stalls costs it its
 //! deadline and no more. The reader owns each landing until the read has ended: a device may write
 //! to that memory at any time before. Each block is checked against its record's checksum before it
-//! is published; one that fails is dropped from the index.
+//! is published; one that fails is dropped from the index. While no read ends for long, the tier is
+//! off, so that later requests do not wait for the disk, too.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -24,6 +25,8 @@ use crate::server::fetch::Landing;
 const FLYING_MAX: usize = 16 << 20;
 /// How long new jobs may wait while reads are in flight.
 const TURN: Duration = Duration::from_micros(500);
+/// A disk that ends no read for so long hangs.
+const HANGS: Duration = Duration::from_secs(2);
 /// How long a stop waits for reads in flight.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -50,12 +53,15 @@ pub(super) struct Reader {
     flying: HashMap<u64, (Job, Instant)>,
     flying_bytes: usize,
     next_id: u64,
+    /// When the disk last ended a read, or was idle.
+    moved: Instant,
 }
 
 impl Reader {
     pub(super) fn new(queue: Box<dyn Queue>, health: Arc<Health>) -> Self {
         let (waiting, flying) = (VecDeque::new(), HashMap::new());
-        Self { queue, health, waiting, flying, flying_bytes: 0, next_id: 0 }
+        let moved = Instant::now();
+        Self { queue, health, waiting, flying, flying_bytes: 0, next_id: 0, moved }
     }
 
     /// Serve orders until told to stop, or nobody can give more.
@@ -74,7 +80,26 @@ impl Reader {
                 }
             }
             self.poll(shared, TURN);
+            self.watch(shared, HANGS);
         }
+    }
+
+    /// Switch the tier off if no read ended for `patience`. What the disk has keeps its memory until
+    /// it ends; what it does not have yet is a miss at once.
+    pub(super) fn watch(&mut self, shared: &Weak<Shared>, patience: Duration) {
+        if self.flying.is_empty() || self.moved.elapsed() < patience {
+            return;
+        }
+        self.moved = Instant::now();
+        self.health.hangs();
+        let Some(shared) = shared.upgrade() else { return };
+        let Ok(mut index) = shared.index() else { return };
+        index.set_serving(false);
+        for (job, _) in &self.waiting {
+            index.checked(&job.key, &job.place, true);
+        }
+        drop(index);
+        self.waiting.clear();
     }
 
     /// Wait for what is in flight, and give up the rest.
@@ -93,6 +118,9 @@ impl Reader {
 
     /// Read one block when its turn has come.
     pub(super) fn start(&mut self, job: Job) {
+        if self.flying.is_empty() {
+            self.moved = Instant::now();
+        }
         self.waiting.push_back((job, Instant::now()));
         self.begin();
     }
@@ -119,6 +147,9 @@ impl Reader {
     pub(super) fn poll(&mut self, shared: &Weak<Shared>, patience: Duration) {
         let mut ended = Vec::new();
         self.queue.wait(patience, &mut ended);
+        if !ended.is_empty() {
+            self.moved = Instant::now();
+        }
         let mut landed = Vec::new();
         for (id, outcome) in ended {
             if let Some((job, begun)) = self.flying.remove(&id) {

@@ -37,7 +37,7 @@ pub(super) struct Writer {
     form: Arc<Form>,
     recoder: Recoder,
     pub(super) stage: Stage,
-    rate: Rate,
+    pub(super) rate: Rate,
     max_segments: usize,
     next_probe: Tick,
     /// Written, but not committed to the index.

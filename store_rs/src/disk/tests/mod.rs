@@ -1,5 +1,6 @@
 //! The tier on a simulated disk, and on a real one.
 
+mod broken;
 mod fake;
 mod real;
 mod simulation;

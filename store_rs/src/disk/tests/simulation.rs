@@ -31,8 +31,8 @@ use crate::wire::BlockShape;
 
 const SEEDS: u64 = 150;
 const STEPS: u64 = 160;
-const SEGMENT: u64 = 16 * PAGE as u64;
-const SEGMENTS: usize = 5;
+pub(super) const SEGMENT: u64 = 16 * PAGE as u64;
+pub(super) const SEGMENTS: usize = 5;
 const ARENA: usize = 20 * PAGE;
 const NAMES: u64 = 40;
 
@@ -49,10 +49,14 @@ struct World {
     gone: HashSet<u64>,
     evicted: HashSet<u64>,
     faultless: bool,
+    /// A mark that was written stays: bytes neither rot nor go astray.
+    marks_hold: bool,
+    /// Most that is written a second; 0 is no limit.
+    rate: u64,
 }
 
 /// Blocks come in chains of five.
-fn key(name: u64) -> Key {
+pub(super) fn key(name: u64) -> Key {
     *blake3::hash(&name.to_le_bytes()).as_bytes()
 }
 
@@ -71,7 +75,7 @@ fn content(name: u64) -> Vec<u8> {
     bytes
 }
 
-fn container(name: u64) -> Vec<u8> {
+pub(super) fn container(name: u64) -> Vec<u8> {
     let layout = Layout::new(shape(name), Codec::None).expect("a shape");
     let raw = content(name);
     let mut container = vec![0; layout.container_bytes()];
@@ -82,14 +86,17 @@ fn container(name: u64) -> Vec<u8> {
     container
 }
 
-/// No limit to the rate; the rest is the fake disk's.
-fn options() -> DiskOptions {
+/// All but the rate is the fake disk's.
+fn options(rate: u64) -> DiskOptions {
     let path = std::path::PathBuf::new();
-    DiskOptions { path, bytes: 0, write_bytes_per_s: 0, no_uring: true, codec: None }
+    DiskOptions { path, bytes: 0, write_bytes_per_s: rate, no_uring: true, codec: None }
 }
 
 /// A store over the disk as it is: what a start does.
-fn start(fake: &Fake) -> (Arc<Shared>, Writer, Reader, Arc<Health>, SessionId) {
+pub(super) fn start(
+    fake: &Fake,
+    rate: u64,
+) -> (Arc<Shared>, Writer, Reader, Arc<Health>, SessionId) {
     let arena = Arena::create(ARENA).expect("memory");
     let limits = Limits {
         max_blocks: 60,
@@ -109,11 +116,27 @@ fn start(fake: &Fake) -> (Arc<Shared>, Writer, Reader, Arc<Health>, SessionId) {
     let shared = Shared::simulated(arena, index);
     let health: Arc<Health> = Arc::default();
     let io: Arc<dyn crate::disk::io::Io> = Arc::new(fake.clone());
-    let (form, options) = (Arc::new(Form::new(None)), options());
+    let (form, options) = (Arc::new(Form::new(None)), options(rate));
     let writer =
         Writer::new(Arc::clone(&shared), io, Arc::clone(&health), form, &options, SEGMENTS);
     let reader = Reader::new(Box::new(Late::new(fake)), Arc::clone(&health));
     (shared, writer, reader, health, session)
+}
+
+/// Put a block; whether it is stored anew.
+pub(super) fn put(shared: &Shared, name: u64) -> bool {
+    let container = container(name);
+    let (own, above) = (key(name), parent(name).map(key));
+    let (bytes, now) = (container.len() as u64, shared.now());
+    let (key, parent) = (&own, above.as_ref());
+    let wish = Wish { key, parent, bytes, tenant: "t", hint: Hint::NONE };
+    let mut index = shared.index().expect("the accounts hold");
+    let Reserve::Granted(extent, offset) = index.reserve(&wish, now) else { return false };
+    let target = shared.arena.at(offset, container.len());
+    // SAFETY: the extent was reserved for these bytes.
+    unsafe { target.copy_from(container.as_ptr(), container.len()) };
+    index.publish(extent, block::describe(&container).expect("a container"));
+    true
 }
 
 impl World {
@@ -130,9 +153,23 @@ impl World {
         };
         let bytes = PAGE + SEGMENTS * SEGMENT as usize;
         let fake = Fake::new(seed, bytes, faults);
-        let (shared, writer, reader, health, session) = start(&fake);
-        let (gone, evicted) = (HashSet::new(), HashSet::new());
-        Self { seed, rng, fake, shared, writer, reader, health, session, gone, evicted, faultless }
+        let rate = if rng.one_in(3) { SEGMENT / 4 } else { 0 };
+        let (shared, writer, reader, health, session) = start(&fake, rate);
+        Self {
+            seed,
+            rng,
+            fake,
+            shared,
+            writer,
+            reader,
+            health,
+            session,
+            gone: HashSet::new(),
+            evicted: HashSet::new(),
+            faultless,
+            marks_hold: faults.rot + faults.misdirected + faults.read_error == 0,
+            rate,
+        }
     }
 
     fn step(&mut self) {
@@ -161,19 +198,7 @@ impl World {
     }
 
     fn put(&mut self, name: u64) {
-        let container = container(name);
-        let above = parent(name).map(key);
-        let len = container.len() as u64;
-        let now = self.shared.now();
-        let (key, parent) = (&key(name), above.as_ref());
-        let wish = Wish { key, parent, bytes: len, tenant: "t", hint: Hint::NONE };
-        let reserved = self.index().reserve(&wish, now);
-        if let Reserve::Granted(extent, offset) = reserved {
-            let target = self.shared.arena.at(offset, container.len());
-            // SAFETY: the extent was reserved for these bytes.
-            unsafe { target.copy_from(container.as_ptr(), container.len()) };
-            let stored = block::describe(&container).expect("a container");
-            self.index().publish(extent, stored);
+        if put(&self.shared, name) {
             self.gone.remove(&name);
             self.evicted.remove(&name);
         }
@@ -221,9 +246,14 @@ impl World {
         let now = self.shared.now() + self.rng.below(3_000_000);
         let before = self.health.is_off();
         let errors = self.health.write_errors.load(std::sync::atomic::Ordering::Relaxed);
+        let (left, (live, demoted)) = (self.writer.rate.left(now), self.written());
         self.writer.turn(now);
+        let (live, demoted) = (self.written().0.saturating_sub(live), self.written().1 - demoted);
+        // Blocks take whole pages.
+        let within = live <= left.saturating_add(demoted * PAGE as u64);
+        assert!(within, "seed {}: {live} bytes written, {left} allowed", self.seed);
         let after = self.health.write_errors.load(std::sync::atomic::Ordering::Relaxed);
-        if !before && errors == after && self.faultless {
+        if !before && errors == after && self.marks_hold {
             // The turn has marked on disk what was evicted before it.
             self.gone.extend(self.evicted.drain());
         }
@@ -241,7 +271,7 @@ impl World {
         self.fake.disk().dead = false;
         self.fake.disk().dies_after = None;
         // The old process's memory and reads in flight are gone with it.
-        let (shared, writer, reader, health, session) = start(&self.fake);
+        let (shared, writer, reader, health, session) = start(&self.fake, self.rate);
         std::mem::forget(std::mem::replace(&mut self.reader, reader));
         (self.shared, self.writer, self.health, self.session) = (shared, writer, health, session);
         if self.faultless {
@@ -258,6 +288,12 @@ impl World {
         let disk = snapshot.disk;
         assert!(disk.live <= disk.allocated, "seed {}", self.seed);
         assert!(disk.allocated <= SEGMENTS as u64 * SEGMENT, "seed {}: above the cap", self.seed);
+    }
+
+    /// Bytes of the blocks on disk, and how many were ever written.
+    fn written(&self) -> (u64, u64) {
+        let snapshot = self.index().snapshot();
+        (snapshot.disk.live, snapshot.counters.demoted)
     }
 
     fn index(&self) -> std::sync::MutexGuard<'_, Index> {

@@ -230,6 +230,43 @@ fn sharing_is_counted_by_process() {
 }
 
 #[test]
+fn only_what_was_read_is_worth_writing_unless_memory_runs_short() {
+    let mut index = index(16 * 64 * 1024);
+    index.set_log(Log::new(4, MAX_SEGMENT));
+    for name in 0..3 {
+        put(&mut index, name, None, 64 * 1024, 0);
+    }
+    assert!(index.next_demotions(u64::MAX, false).is_empty(), "nothing was read");
+    assert_eq!(index.match_prefix(&[key(0)], Hint::NONE, 1), 1);
+    assert!(index.next_demotions(u64::MAX, false).is_empty(), "a match reads nothing");
+    let session = index.open_session();
+    let leased = index.lease(session, &key(1), Hint::NONE, 2).expect("present");
+    index.release(session, leased.token);
+    let chosen = index.next_demotions(u64::MAX, false);
+    assert_eq!(chosen.iter().map(|one| one.key).collect::<Vec<_>>(), [key(1)]);
+    index.demoted(&chosen[0], None);
+    assert!(index.next_demotions(u64::MAX, false).is_empty(), "once");
+    let cold = index.next_demotions(u64::MAX, true);
+    assert_eq!(cold.len(), 3, "what would be evicted next");
+    cold.iter().for_each(|one| index.demoted(one, None));
+}
+
+#[test]
+fn a_soft_pin_ends_at_its_time_or_when_nothing_else_can_go() {
+    let mut index = index(2 * 64 * 1024);
+    put(&mut index, 0, None, 64 * 1024, 0);
+    assert_eq!(index.pin(&[key(0)], Some(100)), 1);
+    put(&mut index, 1, None, 64 * 1024, 1);
+    put(&mut index, 2, None, 64 * 1024, 99);
+    assert_eq!(index.match_prefix(&[key(1)], Hint::NONE, 99), 0, "the older one is pinned");
+    put(&mut index, 3, None, 64 * 1024, 100);
+    assert_eq!(index.snapshot().pinned, 0);
+    assert_eq!(present(&mut index, &[0, 1, 2, 3], 100), [2, 3]);
+    assert_eq!(index.pin(&[key(2), key(3)], Some(1000)), 2);
+    assert!(matches!(put(&mut index, 4, None, 64 * 1024, 101), Reserve::Granted(..)));
+}
+
+#[test]
 fn the_index_fits_its_budget_per_block_in_both_tiers() {
     const BLOCKS: u32 = 480_000;
     let limits = Limits {
