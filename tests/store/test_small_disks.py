@@ -1,7 +1,8 @@
 """A real file system that runs out of space, and one that fails: serving goes on from memory.
 
-The file systems are a tmpfs of fixed size and an ext4 on a loop device whose backing file is cut,
-so that reads end in EIO. Both need the right to mount.
+The file systems are a tmpfs of fixed size, a ramfs, which can neither reserve space nor bypass the
+page cache, and an ext4 on a loop device whose backing file is cut, so that reads end in EIO. All
+need the right to mount.
 """
 
 from __future__ import annotations
@@ -58,6 +59,24 @@ def test_a_full_disk_costs_no_block_in_memory_and_heals(socket: Path, tmp_path: 
             fill(client, f"more {name}", 4)
             client.drain()
         assert client.stats()["nvme_allocated_bytes"] > before
+
+
+def test_a_file_system_without_direct_io_and_reservations_serves_with_a_warning(
+    socket: Path, tmp_path: Path
+) -> None:
+    with (
+        mounted(tmp_path / "plain", "-t", "ramfs", "ramfs") as plain,
+        disk_store(socket, plain / "nvme") as server,
+        StoreClient.connect(socket, timeout_s=30.0) as client,
+    ):
+        keys = fill(client, "plain", 8)
+        assert client.drain() == 8
+        assert client.cool() == 8
+        assert read(client, keys) == 8
+        stats = client.stats()
+        assert (stats["nvme_direct_io"], stats["nvme_serving"], stats["nvme_alert"]) == (0, 1, 0)
+        assert (stats["nvme_switched_off"], stats["nvme_write_errors"]) == (0, 0)
+        assert any("page cache" in warning for warning in server.warnings)
 
 
 def test_a_failing_disk_costs_blocks_but_no_answer(socket: Path, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-//! The log's file: direct I/O where the file system has it, else buffered.
+//! The log's file: direct I/O where the file system has it, else buffered. Where it cannot reserve
+//! space either, zeros are written, which takes the space as well, only slower.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,12 +8,16 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 
 use super::{Io, is_passing};
+use crate::disk::buffer::Buffer;
 use crate::log::PAGE;
 
 /// Times a transfer is tried again without any progress before it is given up.
 const RETRIES: u32 = 100;
+/// Zeros written at once.
+const ZEROS: usize = 1 << 20;
 
 pub(in crate::disk) struct LogFile {
     file: File,
@@ -75,8 +80,21 @@ impl Io for LogFile {
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
-        Ok(fallocate(&self.file, FallocateFlags::empty(), offset, len)?)
+        match fallocate(&self.file, FallocateFlags::empty(), offset, len) {
+            Err(Errno::OPNOTSUPP) => zero(self, offset, len),
+            other => Ok(other?),
+        }
     }
+}
+
+/// Take the space by writing it.
+fn zero(io: &dyn Io, offset: u64, len: u64) -> io::Result<()> {
+    let zeros = Buffer::new(ZEROS);
+    let end = offset + len;
+    for at in (offset..end).step_by(ZEROS) {
+        io.write_at(at, &zeros[..ZEROS.min((end - at) as usize)])?;
+    }
+    Ok(())
 }
 
 /// Call `some` until `len` bytes went, from where the last call stopped.
@@ -101,6 +119,17 @@ pub(super) fn next_start(done: usize, len: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn space_that_cannot_be_reserved_is_taken_by_zeros() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = LogFile::open(&dir.path().join("log")).expect("opens");
+        let len = 2 * ZEROS as u64 + PAGE as u64;
+        zero(&file, PAGE as u64, len).expect("room");
+        let meta = file.file.metadata().expect("stat");
+        assert_eq!(meta.len(), PAGE as u64 + len);
+        assert!(std::os::unix::fs::MetadataExt::blocks(&meta) * 512 >= len);
+    }
 
     #[test]
     fn short_transfers_and_storms_end_whole_or_in_an_error() {
