@@ -26,13 +26,18 @@ const PENALTY: Duration = Duration::from_secs(1);
 const PENALTY_CORRUPT: Duration = Duration::from_secs(30);
 
 /// How many keys of one lease are still to be heard of.
-#[derive(Default)]
 pub(super) struct Progress {
     left: Mutex<usize>,
     changed: Condvar,
+    /// When the lease is answered, whatever is still missing.
+    deadline: Instant,
 }
 
 impl Progress {
+    pub(super) fn new(deadline: Instant) -> Self {
+        Self { left: Mutex::default(), changed: Condvar::new(), deadline }
+    }
+
     fn add(&self) {
         *lock(&self.left) += 1;
     }
@@ -43,10 +48,10 @@ impl Progress {
     }
 
     /// Wait until every key has landed, is landing, or will not come.
-    pub(super) fn wait(&self, deadline: Instant) {
+    pub(super) fn wait(&self) {
         let mut left = lock(&self.left);
         while *left > 0 {
-            let wait = deadline.saturating_duration_since(Instant::now());
+            let wait = self.deadline.saturating_duration_since(Instant::now());
             if wait.is_zero() {
                 return;
             }
@@ -61,7 +66,6 @@ impl Progress {
 struct Request {
     keys: Vec<Key>,
     tenant: String,
-    deadline: Instant,
 }
 
 #[derive(Default)]
@@ -101,8 +105,8 @@ impl Fetcher {
             progress.add();
         }
         for keys in fresh.chunks(FETCH_MAX) {
-            let (tenant, deadline) = (wanted.tenant.to_owned(), wanted.deadline);
-            queue.requests.push_back(Request { keys: keys.to_vec(), tenant, deadline });
+            let (keys, tenant) = (keys.to_vec(), wanted.tenant.to_owned());
+            queue.requests.push_back(Request { keys, tenant });
         }
         drop(queue);
         self.changed.notify_one();
@@ -135,15 +139,28 @@ impl Fetcher {
         }
     }
 
-    /// The next request whose lease still waits; the keys of others are settled.
+    /// The next keys that a lease still waits for, be it the one that asked first or a later one;
+    /// others are settled.
     fn pop(&self) -> Option<Request> {
         loop {
-            let request = lock(&self.queue).requests.pop_front()?;
-            if Instant::now() < request.deadline {
+            let mut late = Vec::new();
+            let request = {
+                let mut queue = lock(&self.queue);
+                let mut request = queue.requests.pop_front()?;
+                let now = Instant::now();
+                request.keys.retain(|key| {
+                    let mut waiting = queue.waiting.get(key).into_iter().flatten();
+                    let wanted = waiting.any(|progress| now < progress.deadline);
+                    if !wanted {
+                        late.extend(queue.waiting.remove(key).into_iter().flatten());
+                    }
+                    wanted
+                });
+                request
+            };
+            late.iter().for_each(|progress| progress.done());
+            if !request.keys.is_empty() {
                 return Some(request);
-            }
-            for key in &request.keys {
-                self.settle(key);
             }
         }
     }
@@ -256,5 +273,37 @@ impl Fetching<'_, '_> {
         self.peers.counts.fetched_blocks.fetch_add(1, Ordering::Relaxed);
         self.peers.counts.fetched_bytes.fetch_add((*len).into(), Ordering::Relaxed);
         Ok(raw.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::Hint;
+
+    fn ask(fetcher: &Fetcher, keys: &[Key], deadline: Instant) -> Arc<Progress> {
+        let progress = Arc::new(Progress::new(deadline));
+        let (tenant, hint, prefix) = ("", Hint::NONE, false);
+        let wanted = Wanted { tenant, hint, keys, prefix, since: 0, enough: keys.len(), deadline };
+        fetcher.ask(keys, &wanted, &progress);
+        progress
+    }
+
+    #[test]
+    fn a_key_is_asked_for_as_long_as_anybody_waits_for_it() {
+        let fetcher = Fetcher::default();
+        let (past, later) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
+        let (both, one) = ([1; 32], [2; 32]);
+        let first = ask(&fetcher, &[both, one], past);
+        let second = ask(&fetcher, &[both], later);
+        assert_eq!(fetcher.pop().map(|request| request.keys), Some(vec![both]));
+        assert_eq!((*lock(&first.left), *lock(&second.left)), (1, 1), "one key is given up");
+        fetcher.settle(&both);
+        assert_eq!((*lock(&first.left), *lock(&second.left)), (0, 0));
+        assert!(fetcher.pop().is_none());
+        let late = ask(&fetcher, &[one], past);
+        assert!(fetcher.pop().is_none(), "nobody waits for it");
+        assert_eq!(*lock(&late.left), 0);
+        assert!(lock(&fetcher.queue).waiting.is_empty());
     }
 }

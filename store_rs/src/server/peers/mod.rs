@@ -336,7 +336,7 @@ impl Tier for PeerTier {
             let cluster = self.0.cluster();
             wanted.keys.iter().map(|key| cluster.source(key)).collect()
         };
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(Progress::new(wanted.deadline));
         let mut at = 0;
         while at < wanted.keys.len() {
             let run = sources[at..].iter().take_while(|source| **source == sources[at]).count();
@@ -349,7 +349,7 @@ impl Tier for PeerTier {
                 None => {}
             }
         }
-        progress.wait(wanted.deadline);
+        progress.wait();
     }
 
     fn is_remote(&self) -> bool {

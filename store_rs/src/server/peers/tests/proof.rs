@@ -37,22 +37,30 @@ fn peers_meet_under_mutual_tls_and_strangers_do_not() {
     let b = node_over(with("b", "ours"), None).expect("starts");
     let stranger = node_over(with("c", "theirs"), None).expect("starts");
     let plain = node("d");
+    let old = Some(certify_until(dir.path(), "e", "ours", 2000));
+    let expired = PeerSettings { tls: old, token: None, ..settings("e") };
+    let expired = node_over(expired, None).expect("starts");
     let chain = keys(6, 20);
     a.put(&chain);
-    for other in [&b, &stranger, &plain] {
+    for other in [&b, &stranger, &plain, &expired] {
         other.meet(&[&a]);
     }
     until("b knows a's blocks", || b.matches(&chain) == 20);
     assert_eq!(b.read(&chain, SOON), 20);
-    for refused in [&stranger, &plain] {
+    for refused in [&stranger, &plain, &expired] {
         until("it was refused", || refused.value("peer_failures") > 0);
-        assert_eq!(refused.value("peers_connected"), 0);
+        assert_eq!((refused.value("peers_connected"), refused.matches(&chain)), (0, 0));
     }
 }
 
 /// A certificate for `name` by the authority `ca`, which is made if it is new.
 fn certify(dir: &std::path::Path, name: &str, ca: &str) -> TlsFiles {
-    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    certify_until(dir, name, ca, 4000)
+}
+
+/// The same, good until that year begins.
+fn certify_until(dir: &std::path::Path, name: &str, ca: &str, year: i32) -> TlsFiles {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
     let file = |name: String, text: &str| -> PathBuf {
         let path = dir.join(name);
         std::fs::write(&path, text).expect("writes");
@@ -70,7 +78,8 @@ fn certify(dir: &std::path::Path, name: &str, ca: &str) -> TlsFiles {
     let key = KeyPair::from_pem(&std::fs::read_to_string(&ca_key).expect("reads")).expect("a key");
     let issuer = Issuer::new(params, key);
     let own = KeyPair::generate().expect("a key");
-    let leaf = CertificateParams::new(vec!["mooncake-peer".to_owned()]).expect("params");
+    let mut leaf = CertificateParams::new(vec!["mooncake-peer".to_owned()]).expect("params");
+    leaf.not_after = date_time_ymd(year, 1, 1);
     let leaf = leaf.signed_by(&own, &issuer).expect("signs");
     TlsFiles {
         ca: ca_file,
