@@ -15,7 +15,6 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
@@ -25,6 +24,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use crate::error::{Error, Result};
 use crate::progress::{Phase, Progress};
+use crate::written::Written;
 
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 const ARENA_SEALS: SealFlags = SIZE_SEALS.union(SealFlags::FUTURE_WRITE);
@@ -33,7 +33,7 @@ const ARENA_SEALS: SealFlags = SIZE_SEALS.union(SealFlags::FUTURE_WRITE);
 const STEP: usize = 64 << 20;
 
 /// Behind the bytes of an ingest buffer: a page for the count of those that are written.
-const COUNT_PAGE: usize = 4096;
+pub(crate) const COUNT_PAGE: usize = 4096;
 
 /// Bytes of a put that are copied between two updates of that count.
 const PART: usize = 256 << 10;
@@ -253,7 +253,7 @@ impl Ingest {
 
     /// How many bytes, from the buffer's start, the client says it has written of its put.
     pub fn written(&self) -> u64 {
-        count(&self.map).load(Ordering::Acquire)
+        count(&self.map).bytes()
     }
 
     /// The bytes of a put, if they lie inside. The client may change them at any time: read once.
@@ -284,7 +284,7 @@ impl IngestView {
 
     /// Begin a put: nothing of it is written.
     pub fn begin(&self) {
-        count(&self.map).store(0, Ordering::Release);
+        count(&self.map).begin();
     }
 
     /// Copy a block in, all before `offset` being written; the store may follow part by part.
@@ -299,17 +299,17 @@ impl IngestView {
             // SAFETY: `at` checked the range; the store only reads it, and tolerates torn bytes.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), target, part.len()) };
             end += part.len() as u64;
-            count(&self.map).store(end, Ordering::Release);
+            count(&self.map).reached(end);
         }
     }
 }
 
 /// The count behind an ingest buffer: only its client writes it.
-fn count(map: &Mapping) -> &AtomicU64 {
-    let at = map.at((map.len - COUNT_PAGE) as u64, size_of::<AtomicU64>());
-    // SAFETY: inside a mapping that the reference does not outlive, aligned, and both processes use
-    // it as an atomic only.
-    unsafe { AtomicU64::from_ptr(at.cast()) }
+fn count(map: &Mapping) -> &Written {
+    let at = map.at((map.len - COUNT_PAGE) as u64, size_of::<Written>());
+    // SAFETY: inside a mapping that the reference does not outlive, aligned, and an atomic word to
+    // both processes.
+    unsafe { &*at.cast::<Written>() }
 }
 
 fn create_memfd(name: &str, len: usize) -> Result<OwnedFd> {

@@ -38,3 +38,4 @@ mod python;
 pub mod route;
 pub mod server;
 pub mod wire;
+mod written;

@@ -39,7 +39,7 @@ IMPORTS_RAY = {
 }
 FILE_LINES_MAX = 500
 RUST_LAYERS = [
-    {"error", "key", "latency", "memory", "progress"},
+    {"error", "key", "latency", "memory", "progress", "written"},
     {"alloc", "index", "log", "wire", "block"},
     {"arena", "fdpass"},
     {"peer", "cluster"},

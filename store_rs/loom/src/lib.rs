@@ -4,3 +4,5 @@
 
 #[path = "../../src/cluster/slot.rs"]
 mod slot;
+#[path = "../../src/written.rs"]
+mod written;
