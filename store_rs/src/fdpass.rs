@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 const MAX_FDS: usize = 2;
 const FD_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
 
-/// Send all of `bytes`, blocking.
+/// Send all of `bytes`, blocking; not for longer at a time than the socket's own timeout, if it has
+/// one. Whoever takes nothing for so long breaks the protocol: it may still hold leases.
 pub(crate) fn send_all(socket: &UnixStream, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
         match send(socket, bytes, SendFlags::NOSIGNAL) {
@@ -26,6 +27,7 @@ pub(crate) fn send_all(socket: &UnixStream, mut bytes: &[u8]) -> Result<()> {
             Err(Errno::PIPE | Errno::CONNRESET) => {
                 return Err(Error::unavailable("the client hung up"));
             }
+            Err(Errno::AGAIN) => return Err(Error::protocol("a client must take its answers")),
             Err(error) => return Err(Error::io("send to the client", error)),
         }
     }
@@ -58,6 +60,7 @@ pub(crate) fn send_with_fds(
         match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
             Ok(sent) => return send_all(socket, &bytes[sent..]),
             Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Err(Error::protocol("a client must take its answers")),
             Err(error) => return Err(Error::io("pass shared memory to the client", error)),
         }
     }

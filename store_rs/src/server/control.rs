@@ -135,7 +135,9 @@ impl Control {
             )));
         }
         let socket = socket.try_clone().map_err(|error| Error::io("keep a socket", error))?;
-        let peer = Arc::new(Peer { pidfd: peer_pidfd(&socket), socket });
+        let pidfd = peer_pidfd(&socket)
+            .map_err(|error| Error::io("watch a client's process (ulimit -n)", error))?;
+        let peer = Arc::new(Peer { pidfd, socket });
         let id = {
             let mut index = self.shared.index()?;
             let id = index.open_session();
@@ -157,7 +159,7 @@ impl Control {
 
 /// A pidfd of the process that connected, from the kernel itself, so that no pid can be reused in
 /// between. None before Linux 6.5: then the end of the stream alone tells.
-fn peer_pidfd(socket: &UnixStream) -> Option<OwnedFd> {
+fn peer_pidfd(socket: &UnixStream) -> std::io::Result<Option<OwnedFd>> {
     let mut fd: libc::c_int = -1;
     let mut len = size_of_val(&fd) as libc::socklen_t;
     // SAFETY: `fd` and `len` are valid for writes of the sizes passed.
@@ -170,6 +172,13 @@ fn peer_pidfd(socket: &UnixStream) -> Option<OwnedFd> {
             &raw mut len,
         )
     };
-    // SAFETY: on success the kernel made a new fd that only we know.
-    (status == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    if status == 0 && fd >= 0 {
+        // SAFETY: the kernel made a new fd that only we know.
+        return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
+    }
+    let error = std::io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENOPROTOOPT) => Ok(None),
+        _ => Err(error),
+    }
 }

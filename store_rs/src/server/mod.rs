@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, COUNT_PAGE};
 use crate::disk::{Disk, Threads};
 use crate::error::{Error, Result};
 use crate::index::{Index, SessionId, Tick};
@@ -292,13 +292,13 @@ impl Shared {
     pub(crate) fn take_ingest(&self, wanted: u64) -> u64 {
         let mut left = lock(&self.ingest_left);
         let granted = wanted.min(self.options.ingest_bytes_max).min(*left / 2) & !0xffff;
-        *left -= granted;
+        *left -= ingest_memory(granted);
         granted
     }
 
     /// Give it back.
     pub(crate) fn return_ingest(&self, granted: u64) {
-        *lock(&self.ingest_left) += granted;
+        *lock(&self.ingest_left) += ingest_memory(granted);
     }
 
     pub(crate) fn clients(&self) -> MutexGuard<'_, HashMap<SessionId, Arc<Peer>>> {
@@ -351,6 +351,11 @@ impl Shared {
             let _ = peer.socket.shutdown(how);
         }
     }
+}
+
+/// What a put buffer takes: its bytes and the page of their count.
+fn ingest_memory(granted: u64) -> u64 {
+    if granted > 0 { granted + COUNT_PAGE as u64 } else { 0 }
 }
 
 /// Lock plain data; its holders cannot panic halfway through a change.

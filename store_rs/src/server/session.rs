@@ -1,7 +1,8 @@
 //! One session: reads frames, answers them in order, and returns everything when it ends.
 //!
 //! Ends by hang-up or death: its leases end. Ends by breaking the protocol while its process
-//! lives: what it leased is quarantined until the kernel says that the process is dead.
+//! lives: what it leased is quarantined until the kernel says that the process is dead. So does a
+//! client that asks and does not take the answers: no more than one of them waits here.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -23,6 +24,9 @@ use crate::key::{KEY_BYTES, Key, NO_KEY};
 use crate::wire::{self, Caller, HEADER_BYTES, LeaseEntry, MAX_ITEMS, Reply, Request};
 
 const FIRST_BUFFER: usize = 64 << 10;
+
+/// How long a client may take nothing of what it is sent.
+const SEND_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
@@ -49,6 +53,10 @@ impl Session {
     }
 
     fn serve(&mut self) -> Result<()> {
+        let socket = &self.peer.socket;
+        socket
+            .set_write_timeout(Some(SEND_PATIENCE))
+            .map_err(|error| Error::io("set up a session", error))?;
         let mut buffer = vec![0; FIRST_BUFFER];
         let mut filled = 0;
         let mut out = Vec::with_capacity(FIRST_BUFFER);
@@ -62,6 +70,9 @@ impl Session {
             while let Some((header, payload)) = wire::split(&buffer[at..filled])? {
                 at += HEADER_BYTES + header.len;
                 self.answer(Request::decode(header.op, payload)?, header.seq, &mut out)?;
+                if out.len() >= FIRST_BUFFER {
+                    self.send(&mut out)?;
+                }
             }
             buffer.copy_within(at..filled, 0);
             filled -= at;
@@ -69,9 +80,14 @@ impl Session {
                 // Bounded: `split` refuses a frame above MAX_PAYLOAD, and consumes whole ones.
                 buffer.resize(2 * filled, 0);
             }
-            send_all(&self.peer.socket, &out)?;
-            out.clear();
+            self.send(&mut out)?;
         }
+    }
+
+    fn send(&self, out: &mut Vec<u8>) -> Result<()> {
+        send_all(&self.peer.socket, out)?;
+        out.clear();
+        Ok(())
     }
 
     /// Answer one request; only a broken protocol or socket is an error here.
@@ -229,8 +245,7 @@ impl Session {
 
     /// The cluster index's fd, after the answers that wait in `out`.
     fn pass_cluster(&self, seq: u64, out: &mut Vec<u8>) -> Result<()> {
-        send_all(&self.peer.socket, out)?;
-        out.clear();
+        self.send(out)?;
         let mut frame = Vec::new();
         let cluster = self.shared.peers.cluster();
         let (fd, bytes) = cluster.fd();
