@@ -223,6 +223,26 @@ def stats(
         typer.echo(f"usage of {' '.join(kind)}: {figures}")
 
 
+@app.command()
+def bench(
+    socket: AnySocket = None,
+    size: Annotated[str, typer.Option("--bytes", help="Size of a block.")] = "1MiB",
+    blocks: Annotated[int, typer.Option(min=1, max=4096, help="How many are put.")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Time lease, match, put and read_into on a live store; what is put is evicted in the end."""
+    from mooncake_serve.cli import store_bench
+
+    nbytes = parse_size("--bytes", size)
+    with _attach(socket, ingest_bytes=nbytes) as client:
+        measured = store_bench.measure(client, nbytes, blocks)
+    if as_json:
+        typer.echo(json.dumps(measured))
+        return
+    for name, value in measured.items():
+        typer.echo(f"{name:<20}  {value:.1f}" if isinstance(value, float) else f"{name:<20}  {value}")
+
+
 @app.command("export", epilog="Example: mooncake-serve store export kv.tar")
 def export_blocks(
     archive: Annotated[Path, typer.Argument(help="File to write; it must not exist.")],

@@ -151,3 +151,50 @@ def test_operators_see_check_pin_and_drop_blocks(socket: Path) -> None:
         assert len(run("store", "list", *on).stdout.splitlines()) == 2
         wrong = run("store", "evict", "not hex", *on)
         assert (wrong.returncode, "store list" in wrong.stderr) == (1, True)
+
+
+def test_bench_times_a_live_store_and_leaves_nothing(socket: Path) -> None:
+    with StoreServer(socket=socket, dram_bytes=DRAM) as server:
+        on = ("--socket", str(socket), "--bytes", "64KiB", "--blocks", "8")
+        measured = json.loads(run("store", "bench", *on, "--json").stdout)
+        assert (measured["bytes"], measured["blocks"], measured["missing"]) == (65536, 8, 0)
+        for call in ("put", "read_into", "lease_release", "match"):
+            assert measured[f"{call}_us_p50"] > 0
+        assert "read_into_gb_s" in run("store", "bench", *on).stdout
+        stats = server.stats()
+        assert (stats["blocks"], stats["leases"]) == (0, 0)
+        assert stats["puts_stored"] == 16
+        wrong = run("store", "bench", "--socket", str(socket), "--bytes", "1GiB")
+        assert wrong.returncode == 1
+        assert "Traceback" not in wrong.stderr
+
+
+def test_sigterm_writes_memory_to_disk(socket: Path) -> None:
+    nvme = ("--nvme", str(socket.parent / "disk"), "--nvme-bytes", "64MiB")
+    command = [COMMAND, "store", "--dram", "64MiB", "--socket", str(socket), *nvme]
+    keys = block_keys("sigterm", b"", range(5), 1)
+    blocks = [bytes([at]) * 5000 for at in range(5)]
+
+    def serving() -> subprocess.Popen[str]:
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        while "store serves" not in (line := process.stderr.readline()):
+            assert line, "it ended before it served"
+        return process
+
+    process = serving()
+    try:
+        with StoreClient.connect(socket) as client:
+            client.put(keys, [None, *keys[:-1]], blocks, BlockShape.opaque(5000))
+            assert client.stats()["nvme_blocks"] == 0, "nobody has read them"
+        process.terminate()
+        assert process.wait(TIMEOUT_S) == 0
+        process = serving()
+        with StoreClient.connect(socket) as client:
+            assert client.stats()["nvme_recovered_blocks"] == 5
+            buffers = [bytearray(5000) for _ in keys]
+            assert client.read_into(keys, buffers) == 5
+            assert buffers == blocks
+    finally:
+        process.kill()
+        process.wait()
