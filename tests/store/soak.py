@@ -3,9 +3,10 @@
     python -m tests.store.soak --seconds 120 --seed 7
 
 Workers put, match, read, lease, pin and evict blocks whose bytes follow from their keys, so that
-each read can be checked by whoever makes it. Now and then a worker, or the store, is killed with
-SIGKILL and replaced. In the end, and after every kill of a worker, everything it held must be back:
-leases, reservations, file descriptors; the store's own memory must stay within its cap.
+each read can be checked by whoever makes it. Now and then a worker, all of them, or the store is
+killed with SIGKILL and replaced. After every kill of a worker its sessions must end and the accounts
+hold; once all are dead, nothing may be held: no lease, no reservation, no descriptor, and no more
+private memory than when the store was first at rest. Disk and shared memory stay within their caps.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from mooncake_serve.errors import StoreError
 from mooncake_serve.store import BlockShape, Hint, StoreClient, block_keys
@@ -31,8 +33,13 @@ CHAINS = 60
 WORKERS = 4
 DRAM = 64 * MIB
 DISK = 160 * MIB
+SESSIONS = 3
+"""Of one client at most."""
 FDS_MAX = 64
 """Of a store with all workers attached: sockets, memfds, the disk, threads' events."""
+FDS_SPARE = 8
+PRIVATE_SPARE = 24 * MIB
+"""Between two rests of one store: pools of threads and allocators that fill up once."""
 
 
 def keys_of(chain: int) -> list[bytes]:
@@ -97,56 +104,102 @@ class Worker:
         self.process.wait()
 
 
-def settled(client: StoreClient) -> bool:
-    """Nothing is held, and every byte is accounted for."""
+def accounted(client: StoreClient) -> dict[str, Any]:
+    """The store's counters, in which every byte must be somewhere."""
     stats = client.stats()
     parts = ("free", "reserved", "resident", "leased", "quarantined")
     assert sum(stats[f"{part}_bytes"] for part in parts) == stats["capacity_bytes"]
-    return stats["leases"] == 0 and stats["reserved_bytes"] == 0 and stats["sessions"] <= 3
+    return stats
 
 
-def bounded(pid: int) -> None:
-    """The store's descriptors and memory."""
-    fds = len(os.listdir(f"/proc/{pid}/fd"))
-    assert fds <= FDS_MAX, f"{fds} descriptors"
+def settled(client: StoreClient) -> bool:
+    """Nothing is held, and every byte is accounted for."""
+    stats = accounted(client)
+    held = stats["leases"] + stats["reserved_bytes"] + stats["quarantined_bytes"]
+    return held == 0 and stats["sessions"] <= SESSIONS
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident(pid: int, kind: str) -> int:
+    """Bytes of a process's memory, RssAnon or RssShmem."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    shared = next(int(line.split()[1]) << 10 for line in status if line.startswith("RssShmem"))
+    return next(int(line.split()[1]) << 10 for line in status if line.startswith(kind))
+
+
+def bounded(pid: int, nvme: Path) -> None:
+    """The store's descriptors, shared memory and disk."""
+    assert descriptors(pid) <= FDS_MAX, f"{descriptors(pid)} descriptors"
+    shared = resident(pid, "RssShmem")
     assert shared <= DRAM, f"{shared >> 20} MiB of shared memory"
+    du = subprocess.run(["du", "-s", "-B1", nvme], capture_output=True, check=True, timeout=60)
+    assert int(du.stdout.split()[0]) <= DISK, f"{int(du.stdout.split()[0]) >> 20} MiB on disk"
+
+
+class Rest:
+    """What a store takes at rest; a later rest must not take more."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, int]] = {}
+
+    def check(self, pid: int, client: StoreClient) -> None:
+        eventually(lambda: settled(client))
+        fds, private = descriptors(pid), resident(pid, "RssAnon")
+        first_fds, first_private = self._first.setdefault(pid, (fds, private))
+        assert fds <= first_fds + FDS_SPARE, f"{first_fds} descriptors, then {fds}"
+        grown = private - first_private
+        assert grown <= PRIVATE_SPARE, f"{grown >> 20} MiB of private memory more"
 
 
 def run(seconds: float, seed: int) -> dict[str, int]:
     """Load and kill for that long; what happened."""
     rng = random.Random(seed)
-    done = {"seed": seed, "workers_killed": 0, "stores_killed": 0}
+    done = {"seed": seed, "workers_killed": 0, "stores_killed": 0, "rests": 0}
+    rest = Rest()
+
+    def worker() -> Worker:
+        return Worker(socket, rng.randrange(1 << 32))
+
     with tempfile.TemporaryDirectory(prefix="mooncake-", dir="/var/tmp") as folder:
         socket, nvme = Path(folder) / "s" / "store.sock", Path(folder) / "nvme"
         store = Process("disk_store", socket, nvme, DRAM, DISK)
-        workers = [Worker(socket, rng.randrange(1 << 32)) for _ in range(WORKERS)]
+        workers = [worker() for _ in range(WORKERS)]
         try:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 time.sleep(rng.uniform(0.2, 3.0))
-                [worker.check() for worker in workers]
-                bounded(store.pid)
-                if rng.random() < 0.15:
+                [each.check() for each in workers]
+                bounded(store.pid, nvme)
+                chance = rng.random()
+                if chance < 0.15:
                     store.kill()
                     store = Process("disk_store", socket, nvme, DRAM, DISK)
                     done["stores_killed"] += 1
-                else:
-                    at = rng.randrange(WORKERS)
-                    workers[at].kill()
-                    workers[at] = Worker(socket, rng.randrange(1 << 32))
-                    done["workers_killed"] += 1
-            [worker.check() for worker in workers]
-            [worker.kill() for worker in workers]
+                    continue
+                every = chance < 0.35
+                killed = list(range(WORKERS)) if every else [rng.randrange(WORKERS)]
+                [workers[at].kill() for at in killed]
+                with StoreClient.connect(socket, timeout_s=30.0) as client:
+                    left = SESSIONS * (WORKERS - len(killed) + 1)
+                    eventually(lambda: accounted(client)["sessions"] <= left)
+                    if every:
+                        rest.check(store.pid, client)
+                        done["rests"] += 1
+                for at in killed:
+                    workers[at] = worker()
+                done["workers_killed"] += len(killed)
+            [each.check() for each in workers]
+            [each.kill() for each in workers]
             with StoreClient.connect(socket, timeout_s=30.0) as client:
-                eventually(lambda: settled(client))
+                rest.check(store.pid, client)
                 checked = client.verify(timeout_s=120.0)
                 assert checked["corrupt"] == 0, checked
                 done["blocks_checked"] = checked["checked"]
-            bounded(store.pid)
+            bounded(store.pid, nvme)
         finally:
-            [worker.kill() for worker in workers]
+            [each.kill() for each in workers]
             store.kill()
     return done
 

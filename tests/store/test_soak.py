@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from tests.store import soak
@@ -11,7 +9,6 @@ from tests.store import soak
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_nothing_leaks_and_no_byte_is_wrong() -> None:
-    seed = random.randrange(1 << 32)
+def test_nothing_leaks_and_no_byte_is_wrong(seed: int) -> None:
     done = soak.run(120.0, seed)
-    assert min(done["workers_killed"], done["blocks_checked"]) > 10, f"seed {seed}: {done}"
+    assert min(done["workers_killed"], done["blocks_checked"]) > 10, done
