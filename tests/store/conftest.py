@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +14,33 @@ import pytest
 
 from mooncake_serve.store import StoreClient, StoreServer
 from tests.store.processes import MIB
+from tests.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """After a test this process has no descriptor more, and nothing of ours is in /dev/shm."""
+    fds, names = descriptors(), shared_names()
+    yield
+    gc.collect()
+    eventually(lambda: descriptors() <= fds, timeout_s=20.0)
+    eventually(lambda: shared_names() <= names, timeout_s=20.0)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def shared_names() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "mooncake" in name}
+
+
+@pytest.fixture
+def seed() -> int:
+    """What a test's random choices follow from; shown when it fails. MOONCAKE_SEED replays it."""
+    number = int(os.environ.get("MOONCAKE_SEED") or random.randrange(1 << 32))
+    sys.stdout.write(f"seed {number}: replay with make fault SEED={number}\n")
+    return number
 
 
 @pytest.fixture

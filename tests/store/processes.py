@@ -6,7 +6,9 @@ the state its name promises, and then waits to be killed.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -38,9 +40,13 @@ class Process:
     def __init__(self, role: str, *args: object) -> None:
         command = [sys.executable, "-m", "tests.store.processes", role, *map(str, args)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.said = self._process.stdout.readline().strip()
+        self.said = self.listen()
         assert self.said, f"{role} died before it was ready"
+
+    def listen(self) -> str:
+        """What it prints next; "" if it ends instead."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
 
     @property
     def pid(self) -> int:
@@ -81,6 +87,11 @@ def run_store(socket: str, dram_bytes: str) -> None:
     server = StoreServer(socket=socket, dram_bytes=int(dram_bytes))
     server.start()
     say_and_wait("serving")
+
+
+def run_few_fds_store(socket: str, dram_bytes: str, fds: str) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(fds), int(fds)))
+    run_store(socket, dram_bytes)
 
 
 def run_disk_store(socket: str, nvme: str, dram_bytes: str, nvme_bytes: str) -> None:
@@ -132,6 +143,18 @@ def run_hold_leases(socket: str, name: str, blocks: str) -> None:
     keys, _ = chain(name, int(blocks))
     leases = client.lease(keys)
     say_and_wait(f"{sum(lease is not None for lease in leases)} leases")
+
+
+def run_hold_and_read(socket: str, name: str, blocks: str) -> None:
+    """Says the digest of what it has leased, and again at a SIGUSR1."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    client = StoreClient.connect(socket)
+    keys, _ = chain(name, int(blocks))
+    leases = client.lease(keys)
+    for _ in range(2):
+        views = [memoryview(lease) for lease in leases if lease is not None]
+        say(hashlib.sha256(b"".join(views)).hexdigest())
+        signal.sigwait([signal.SIGUSR1])
 
 
 def run_hold_leases_forked(socket: str, name: str, blocks: str) -> None:

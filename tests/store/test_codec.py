@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +63,8 @@ def test_what_is_stored_coded_reads_back_exactly(socket: Path, codec: str) -> No
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float8_e4m3fn", "opaque"])
-def test_any_bits_survive(socket: Path, dtype: str) -> None:
+def test_any_bits_survive(socket: Path, dtype: str, seed: int) -> None:
     """Among them NaNs with payloads, infinities, subnormals and both zeros."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
     generator = np.random.default_rng(seed)
     shapes = [BlockShape(dtype, *generator.integers(1, 40, 3).tolist()) for _ in range(20)]
     with StoreServer(socket=socket, dram_bytes=64 * MIB, codec="fast") as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import signal
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mooncake_serve.errors import StoreTimeout, StoreUnavailable
-from mooncake_serve.store import BlockShape, NodeStore, StoreClient, StoreServer
+from mooncake_serve.errors import StoreError, StoreTimeout, StoreUnavailable
+from mooncake_serve.store import BlockShape, Lease, NodeStore, StoreClient, StoreServer
 from tests.store.processes import MIB, Process, chain, store
 from tests.waiting import eventually
 
@@ -65,10 +66,63 @@ def test_a_stopped_reader_keeps_its_leases(server: StoreServer, client: StoreCli
     eventually(lambda: client.stats()["leases"] == 0)
 
 
-def test_a_writer_killed_in_the_middle_leaves_whole_blocks_only(
+def test_a_stopped_readers_bytes_stay_as_they_are_while_memory_runs_out(
     server: StoreServer, client: StoreClient
 ) -> None:
-    seed = random.randrange(1 << 32)
+    keys, data = fill(client, "a", 8)
+    digest = hashlib.sha256(b"".join(data)).hexdigest()
+    with Process("hold_and_read", server.socket, "a", 8) as reader:
+        assert reader.said == digest
+        reader.stop()
+        assert client.evict(keys) == 8
+        held: list[Lease | None] = []
+        while True:
+            more, parents = chain(f"b{len(held)}", 1)
+            (status,) = client.put(more, parents, [os.urandom(SHAPE.nbytes)], SHAPE)
+            if status != "stored" or len(held) > 1000:
+                break
+            held += client.lease(more)
+        assert status.startswith("refused: full")
+        assert client.stats()["leases"] == len(held) + 8
+        reader.signal(signal.SIGCONT)
+        reader.signal(signal.SIGUSR1)
+        assert reader.listen() == digest, "what a stopped reader leased was reused"
+    eventually(lambda: client.stats()["leases"] == len(held))
+    assert client.put(keys, [None, *keys[:-1]], data, SHAPE) == ["stored"] * 8
+
+
+def test_a_store_out_of_descriptors_serves_who_it_has_and_recovers(socket: Path) -> None:
+    with Process("few_fds_store", socket, 64 * MIB, 64) as process:
+        old = StoreClient.connect(socket, timeout_s=20.0)
+        keys, data = fill(old, "a", 2)
+        others: list[StoreClient] = []
+        with pytest.raises(StoreError):
+            while len(others) < 100:
+                others.append(StoreClient.connect(socket, timeout_s=2.0))
+        assert len(others) > 4
+        assert len(os.listdir(f"/proc/{process.pid}/fd")) <= 64
+        buffers = [bytearray(SHAPE.nbytes) for _ in keys]
+        assert old.read_into(keys, buffers) == 2
+        assert buffers == data
+        for other in others:
+            other.close()
+        again = eventually(lambda: connected(socket))
+        assert again.match(keys) == 2
+        eventually(lambda: old.stats()["sessions"] == 3)
+        again.close()
+        old.close()
+
+
+def connected(socket: Path) -> StoreClient | None:
+    try:
+        return StoreClient.connect(socket, timeout_s=2.0)
+    except StoreError:
+        return None
+
+
+def test_a_writer_killed_in_the_middle_leaves_whole_blocks_only(
+    server: StoreServer, client: StoreClient, seed: int
+) -> None:
     rng = random.Random(seed)
     nbytes = 2 * MIB
     for round_ in range(5):
@@ -77,15 +131,15 @@ def test_a_writer_killed_in_the_middle_leaves_whole_blocks_only(
             writer.kill()
         eventually(lambda: client.stats()["sessions"] == 1)
         stats = client.stats()
-        assert (stats["reserved_bytes"], stats["leased_bytes"]) == (0, 0), f"seed {seed}"
-        assert stats["ingest_free_bytes"] == 16 * MIB, f"seed {seed}"
+        assert (stats["reserved_bytes"], stats["leased_bytes"]) == (0, 0)
+        assert stats["ingest_free_bytes"] == 16 * MIB
         buffers = [bytearray(nbytes) for _ in range(4)]
         for chain_number in range(400):
             keys, _ = chain(f"w{round_}/{chain_number}", 4)
             matched = client.match(keys)
             assert client.read_into(keys[:matched], buffers[:matched]) == matched
             expected = bytes([chain_number % 256]) * nbytes
-            assert all(buffer == expected for buffer in buffers[:matched]), f"seed {seed}"
+            assert all(buffer == expected for buffer in buffers[:matched])
         assert client.stats()["corrupt_dropped"] == 0
 
 
