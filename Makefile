@@ -36,9 +36,11 @@ test-slow: build model ## the tests that take minutes
 test-gpu: build model ## engine and exactness tests on a CUDA device
 	@$(BIN)/python -m pytest -m gpu tests/gpu $(EXTRA)
 
-fault: build ## processes killed at the worst moments, disks that fail; SEED=n replays one history
-	@$(if $(SEED),,$(BIN)/python -m pytest tests/store/test_faults.py tests/store/test_nvme.py \
-	  tests/e2e/test_faults.py $(EXTRA))
+FAULTS := $(addprefix tests/store/test_,faults.py wire.py rude_clients.py nvme.py small_disks.py)
+
+fault: build ## processes killed at the worst moments, disks that fail; SEED=n replays its choices
+	@$(if $(SEED),MOONCAKE_SEED=$(SEED)) $(BIN)/python -m pytest $(FAULTS) \
+	  $(if $(SEED),,tests/e2e/test_faults.py) $(EXTRA)
 	@$(if $(SEED),MOONCAKE_SEED=$(SEED),MOONCAKE_SEEDS=$(or $(SEEDS),1000)) \
 	  cargo test -q --release -p mooncake_store --lib no_history
 
@@ -52,11 +54,11 @@ fuzz: ## damaged inputs to every decoder; cargo-fuzz goes on from there, see sto
 	@for target in wire record container; do cargo run -q --release \
 	  --manifest-path store_rs/fuzz/Cargo.toml --target-dir target/fuzz --bin $$target || exit 1; done
 
-loom: ## every interleaving of the cluster index's lock-free protocols
+loom: ## every interleaving of the store's lock-free protocols
 	@RUSTFLAGS="--cfg loom" cargo test -q --release --manifest-path store_rs/loom/Cargo.toml \
 	  --target-dir target/loom
 
-check: lint rust-test fuzz test docs ## all that CI runs
+check: lint rust-test fuzz loom test docs ## all that CI runs
 
 audit: build ## known vulnerabilities of what we build on; needs cargo-deny and the internet
 	cargo deny check
