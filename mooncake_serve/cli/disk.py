@@ -31,7 +31,7 @@ class Disk:
 
 
 def probe(folder: Path) -> Disk:
-    """Measure the file system of `folder`, which exists. Raises StoreError, ConfigError, OSError."""
+    """Measure the disk of `folder`, which exists. Raises StoreError, ConfigError, OSError."""
     with (
         tempfile.TemporaryDirectory(prefix=".doctor-", dir=folder) as nvme,
         tempfile.TemporaryDirectory(prefix="mooncake-doctor-") as private,

@@ -240,7 +240,9 @@ def bench(
         typer.echo(json.dumps(measured))
         return
     for name, value in measured.items():
-        typer.echo(f"{name:<20}  {value:.1f}" if isinstance(value, float) else f"{name:<20}  {value}")
+        typer.echo(
+            f"{name:<20}  {value:.1f}" if isinstance(value, float) else f"{name:<20}  {value}"
+        )
 
 
 @app.command("export", epilog="Example: mooncake-serve store export kv.tar")

@@ -21,8 +21,8 @@ CALLS = 300
 def measure(client: StoreClient, nbytes: int, blocks: int) -> dict[str, Any]:
     """µs by call, and bytes/s in GB of what copies. Raises StoreError.
 
-    `match` asks for all blocks at once, every other call is of one. `missing` counts blocks that the
-    store had evicted for others before they were read.
+    `match` asks for all blocks at once, every other call is of one. `missing` counts blocks that
+    the store had evicted for others before they were read.
     """
     keys = block_keys(f"store bench {os.urandom(8).hex()}", b"", range(blocks), 1)
     shape, source, target = BlockShape.opaque(nbytes), os.urandom(nbytes), bytearray(nbytes)

@@ -43,7 +43,7 @@ def test_the_sum_of_store_and_replicas_is_shown(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(doctor, "memory_limit", lambda: (2 << 30) + 1)
     status, shown = run()
     assert status == 1
-    assert "takes 2.0 GiB and 1 replicas" in shown
+    assert "takes 2.0 GiB and 2 replicas" in shown
     assert "lower store.dram" in shown
 
 
@@ -55,9 +55,7 @@ def test_the_disk_is_measured_as_a_store_uses_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
-def test_a_poor_disk_says_what_to_change(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_poor_disk_says_what_to_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mib = 1 << 20
     monkeypatch.setattr(disk, "probe", lambda _: disk.Disk(False, False, 40 * mib, 50 * mib))
     status, shown = run("--nvme", str(tmp_path))

@@ -4,9 +4,10 @@
 
 Workers put, match, read, lease, pin and evict blocks whose bytes follow from their keys, so that
 each read can be checked by whoever makes it. Now and then a worker, all of them, or the store is
-killed with SIGKILL and replaced. After every kill of a worker its sessions must end and the accounts
-hold; once all are dead, nothing may be held: no lease, no reservation, no descriptor, and no more
-private memory than when the store was first at rest. Disk and shared memory stay within their caps.
+killed with SIGKILL and replaced. After every kill of a worker its sessions must end and the
+accounts hold; once all are dead, nothing may be held: no lease, no reservation, no descriptor, and
+no more private memory than when the store was first at rest. Disk and shared memory stay within
+their caps.
 """
 
 from __future__ import annotations
@@ -119,6 +120,11 @@ def settled(client: StoreClient) -> bool:
     return held == 0 and stats["sessions"] <= SESSIONS
 
 
+def ended(client: StoreClient, left: int) -> None:
+    """Wait until there are sessions of `client` and so many workers only."""
+    eventually(lambda: accounted(client)["sessions"] <= SESSIONS * (left + 1))
+
+
 def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
@@ -182,8 +188,7 @@ def run(seconds: float, seed: int) -> dict[str, int]:
                 killed = list(range(WORKERS)) if every else [rng.randrange(WORKERS)]
                 [workers[at].kill() for at in killed]
                 with StoreClient.connect(socket, timeout_s=30.0) as client:
-                    left = SESSIONS * (WORKERS - len(killed) + 1)
-                    eventually(lambda: accounted(client)["sessions"] <= left)
+                    ended(client, WORKERS - len(killed))
                     if every:
                         rest.check(store.pid, client)
                         done["rests"] += 1

@@ -96,10 +96,9 @@ def test_a_store_out_of_descriptors_serves_who_it_has_and_recovers(socket: Path)
         old = StoreClient.connect(socket, timeout_s=20.0)
         keys, data = fill(old, "a", 2)
         others: list[StoreClient] = []
-        with pytest.raises(StoreError):
-            while len(others) < 100:
-                others.append(StoreClient.connect(socket, timeout_s=2.0))
-        assert len(others) > 4
+        while len(others) < 100 and (other := connected(socket)) is not None:
+            others.append(other)
+        assert 4 < len(others) < 100
         assert len(os.listdir(f"/proc/{process.pid}/fd")) <= 64
         buffers = [bytearray(SHAPE.nbytes) for _ in keys]
         assert old.read_into(keys, buffers) == 2
@@ -107,6 +106,7 @@ def test_a_store_out_of_descriptors_serves_who_it_has_and_recovers(socket: Path)
         for other in others:
             other.close()
         again = eventually(lambda: connected(socket))
+        assert again is not None
         assert again.match(keys) == 2
         eventually(lambda: old.stats()["sessions"] == 3)
         again.close()

@@ -92,20 +92,30 @@ impl Writer {
             let kept = fits.take_while(|fits| *fits).count();
             index.drop_entries(&cold);
             index.drop_entries(&wanted[kept..]);
+            // Sessions give up segments, too, where the index is at its limit.
+            index.log_mut()?.pin(victim);
             Some((victim, wanted[..kept].to_vec()))
         });
         let Some((victim, wanted)) = planned else { return Ok(false) };
-        if !wanted.is_empty() && self.begin_candidate(true)? {
-            for entry in &wanted {
-                self.move_entry(*entry)?;
-            }
-        }
+        let moved = self.move_entries(&wanted);
         let Ok(mut index) = self.shared.index() else { return Ok(false) };
+        index.log_mut().into_iter().for_each(|log| log.unpin(victim));
+        moved?;
         let Some(log) = index.log() else { return Ok(false) };
         let left = [log.entries_of(victim, true), log.entries_of(victim, false)].concat();
         index.drop_entries(&left);
         index.free_segment(victim);
         Ok(true)
+    }
+
+    /// Copy blocks to the reserve.
+    fn move_entries(&mut self, entries: &[EntryId]) -> io::Result<()> {
+        if !entries.is_empty() && self.begin_candidate(true)? {
+            for entry in entries {
+                self.move_entry(*entry)?;
+            }
+        }
+        Ok(())
     }
 
     /// Copy one block to the open segment. One that cannot be read stays behind and goes.

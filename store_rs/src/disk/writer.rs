@@ -40,8 +40,8 @@ pub(super) struct Writer {
     pub(super) rate: Rate,
     max_segments: usize,
     next_probe: Tick,
-    /// Written, but not committed to the index.
-    pending: Vec<(Demotion, EntryId)>,
+    /// Written, but not committed to the index; their segments are pinned.
+    pending: Vec<(Demotion, EntryId, u32)>,
 }
 
 /// What a turn did.
@@ -160,8 +160,9 @@ impl Writer {
                 Err(_) => Ok(None),
             };
             match added {
-                Ok(Some(entry)) => {
-                    self.pending.push((*demotion, entry));
+                Ok(Some((entry, segment))) => {
+                    self.with_log(|log| log.pin(segment));
+                    self.pending.push((*demotion, entry, segment));
                     went += 1;
                 }
                 Ok(None) => self.commit(demotion, None),
@@ -173,12 +174,13 @@ impl Writer {
         }
         outcome = outcome.and_then(|()| self.stage.flush(&*self.io));
         self.measure();
-        for (demotion, entry) in std::mem::take(&mut self.pending) {
+        for (demotion, entry, segment) in std::mem::take(&mut self.pending) {
             // After an error nobody knows which of them were written whole.
             match &outcome {
                 Ok(()) => self.commit(&demotion, Some(entry)),
                 Err(_) => self.take_back(&demotion, entry),
             }
+            self.with_log(|log| log.unpin(segment));
         }
         outcome.map(|()| went)
     }
@@ -195,8 +197,8 @@ impl Writer {
         }
     }
 
-    /// Stage one block in the disk's form; None if there is no room for it.
-    fn add(&mut self, demotion: &Demotion, make_room: bool) -> io::Result<Option<EntryId>> {
+    /// Stage one block in the disk's form: its entry and segment; None if there is no room for it.
+    fn add(&mut self, demotion: &Demotion, make_room: bool) -> io::Result<Option<(EntryId, u32)>> {
         let at = self.shared.arena.at(demotion.offset, demotion.len as usize);
         // SAFETY: the demotion holds the extent, so that nobody writes it until it is committed.
         let container = unsafe { std::slice::from_raw_parts(at, demotion.len as usize) };
@@ -212,7 +214,7 @@ impl Writer {
         demotion: &Demotion,
         container: &[u8],
         make_room: bool,
-    ) -> io::Result<Option<EntryId>> {
+    ) -> io::Result<Option<(EntryId, u32)>> {
         let (len, sum) = (container.len() as u32, block::sum(container));
         if !self.shared.index().is_ok_and(|mut index| index.recharge(demotion, len)) {
             return Ok(None);
@@ -224,7 +226,7 @@ impl Writer {
         let record = record(demotion.key, demotion.parent, demotion.tenant, &place, slot);
         let staged = self.stage.add(&*self.io, offset, container);
         match staged.and_then(|()| self.stage.add_record(&*self.io, page_offset, &record)) {
-            Ok(()) => Ok(Some(entry)),
+            Ok(()) => Ok(Some((entry, place.segment))),
             Err(error) => {
                 self.drop_entry(entry);
                 Err(error)

@@ -201,18 +201,18 @@ impl Log {
         entry.len_read |= READ;
         let place = self.place(id);
         self.segments[place.segment as usize].wanted += first;
-        self.pin(&place);
+        self.pin(place.segment);
         place
     }
 
-    /// Keep a place as it is until `unpin`.
-    pub fn pin(&mut self, place: &Place) {
-        self.segments[place.segment as usize].pins += 1;
+    /// Keep a segment as it is until `unpin`: it is being read, or written and not adopted yet.
+    pub fn pin(&mut self, segment: u32) {
+        self.segments[segment as usize].pins += 1;
     }
 
-    /// A read of this place has ended.
-    pub fn unpin(&mut self, place: &Place) {
-        self.segments[place.segment as usize].pins -= 1;
+    /// That has ended.
+    pub fn unpin(&mut self, segment: u32) {
+        self.segments[segment as usize].pins -= 1;
     }
 
     /// Offset in the file of a segment. The first page of the file is not part of the log.

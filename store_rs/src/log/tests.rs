@@ -56,7 +56,7 @@ fn the_victim_loses_least_and_is_never_one_being_read() {
     assert_eq!(log.victim(), Some(0), "of equals the oldest");
     let place = log.pin_for_read(ids[0]);
     assert_eq!(log.victim(), Some(1), "being read");
-    log.unpin(&place);
+    log.unpin(place.segment);
     assert_eq!(log.victim(), Some(1), "0 was read since, so moving it would cost more");
     assert_eq!(log.entries_of(0, true), [ids[0]]);
     assert_eq!(log.drop_entry(ids[1]), (1, 0));
@@ -125,7 +125,7 @@ proptest! {
                 }
                 _ if !pinned.is_empty() => {
                     let place = pinned.swap_remove(pick.index(pinned.len()));
-                    log.unpin(&place);
+                    log.unpin(place.segment);
                 }
                 _ => {}
             }

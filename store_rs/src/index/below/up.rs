@@ -31,11 +31,11 @@ impl Index {
         let place = self.log_mut()?.pin_for_read(entry);
         let bytes = u64::from(pages(place.len)) * PAGE as u64;
         if !self.room_in_quota(node, bytes) {
-            self.log_mut()?.unpin(&place);
+            self.log_mut()?.unpin(place.segment);
             return None;
         }
         let Some(extent) = self.attach(node, bytes, PAGE as u64, now) else {
-            self.log_mut()?.unpin(&place);
+            self.log_mut()?.unpin(place.segment);
             return None;
         };
         self.comes(node, hint);
@@ -61,14 +61,14 @@ impl Index {
         let entry = self.nodes[node as usize].disk;
         let log = self.log_mut()?;
         let place = log.place(entry);
-        log.pin(&place);
+        log.pin(place.segment);
         Some((place, log.offset(&place)))
     }
 
     /// The bytes at a pinned place were read; if they were wrong, the entry goes.
     pub fn checked(&mut self, key: &Key, place: &Place, good: bool) {
         let Some(log) = self.log_mut() else { return };
-        log.unpin(place);
+        log.unpin(place.segment);
         if good {
             return;
         }
