@@ -44,10 +44,10 @@ def _memory() -> Finding:
     limit = memory_limit()
     found = f"{available / GIB:.1f} GiB available, {limit / GIB:.1f} GiB allowed to this process"
     config = AppConfig()
-    budget = node_budget(config, config.replicas.count)
+    budget = node_budget(config, config.replicas.most_per_node, weights=0)
     found += (
         f"; by default the store, put buffers included, takes {budget.store / GIB:.1f} GiB and "
-        f"{budget.replicas} replicas {budget.replica / GIB:.1f} GiB each"
+        f"{budget.replicas} replicas {budget.replica / GIB:.1f} GiB each, but for weights"
     )
     fix = f"give its container {budget.total / GIB:.0f} GiB, or lower store.dram and engine.pool"
     return Finding("memory", limit >= budget.total, found, fix)
