@@ -316,8 +316,11 @@ impl Writer {
         self.commit(demotion, None);
     }
 
+    /// After a failed write: its record may be on disk all the same, so it is marked, too.
     pub(super) fn drop_entry(&mut self, entry: EntryId) {
-        self.with_log(|log| log.drop_entry(entry));
+        if let Ok(mut index) = self.shared.index() {
+            index.erase_entry(entry);
+        }
     }
 
     pub(super) fn offsets(&self, place: &Place, slot: u32) -> (u64, u64) {

@@ -224,7 +224,8 @@ impl Index {
         Some(Erased { segment, generation: place.generation, slot: Some(slot) })
     }
 
-    fn erase_entry(&mut self, entry: EntryId) {
+    /// Drop an entry that no node has, for good.
+    pub fn erase_entry(&mut self, entry: EntryId) {
         let Some(log) = self.log_mut() else { return };
         let generation = log.place(entry).generation;
         let (segment, slot) = log.drop_entry(entry);
