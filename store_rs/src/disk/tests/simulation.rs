@@ -270,6 +270,8 @@ impl World {
             (0..NAMES).filter(|&name| self.index().is_on_disk(&key(name))).collect();
         self.fake.disk().dead = false;
         self.fake.disk().dies_after = None;
+        // What was evicted, and not marked yet, may be back.
+        self.evicted.clear();
         // The old process's memory and reads in flight are gone with it.
         let (shared, writer, reader, health, session) = start(&self.fake, self.rate);
         std::mem::forget(std::mem::replace(&mut self.reader, reader));
