@@ -97,6 +97,18 @@ fn zeros_shrink_and_one_symbol_needs_no_bits() {
 }
 
 #[test]
+fn the_last_symbol_of_the_table_is_coded() {
+    let shape = Shape { dtype: Dtype::Bf16, planes: 1, tokens: 64, channels: 64 };
+    // Among zeros, the least normal number and -1: their exponents are as far apart as can be.
+    let mut raw = vec![0; shape.raw_bytes().expect("a valid shape")];
+    for (at, value) in raw.as_chunks_mut().0.iter_mut().enumerate().step_by(9) {
+        *value = [0x0080u16, 0xBF80][at % 2].to_le_bytes();
+    }
+    let container = check(Codec::Dense, &shape, &raw);
+    assert_eq!(Header::parse(&container).expect("parses").planes[0].codec, Codec::Dense);
+}
+
+#[test]
 fn random_bytes_grow_by_the_header_alone() {
     let shape = Shape { dtype: Dtype::Bf16, planes: 60, tokens: 16, channels: 192 };
     let len = shape.raw_bytes().expect("a valid shape");

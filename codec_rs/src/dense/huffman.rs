@@ -40,7 +40,8 @@ impl Tree {
 
     /// The canonical tree of these lengths.
     fn new(lengths: &Lengths) -> Self {
-        let coded = || (lengths.first..).zip(&lengths.each).filter(|(_, length)| **length > 0);
+        let coded =
+            || (lengths.first..=u8::MAX).zip(&lengths.each).filter(|(_, length)| **length > 0);
         let mut tree = Self { len: 1, symbols: [lengths.first; 256], codes: [0; 256] };
         if lengths.each.is_empty() {
             return tree;
