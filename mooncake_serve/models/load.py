@@ -16,6 +16,7 @@ from mooncake_serve.errors import ConfigError, InvalidRequest, ModelNotFound, Un
 from mooncake_serve.models.digest import weights_digest
 from mooncake_serve.models.inspect import check_config
 from mooncake_serve.models.resolve import resolve_model
+from mooncake_serve.models.words import Words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,6 +27,8 @@ class Tokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._words = Words.of(self._backend) if self._backend is not None else None
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a raw prompt, with the special tokens the model expects."""
@@ -67,11 +70,12 @@ class Tokenizer:
         return self._encode(text, special_tokens=False)
 
     def _encode(self, text: str, *, special_tokens: bool) -> list[int]:
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is None:
+        if self._words is not None:
+            return self._words.encode(text, special_tokens=special_tokens)
+        if self._backend is None:
             return list(self._tokenizer.encode(text, add_special_tokens=special_tokens))
         # Without the offsets of each token in the text, which nobody reads.
-        [encoding] = backend.encode_batch_fast([text], add_special_tokens=special_tokens)
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)
         return encoding.ids
 
     @property
