@@ -222,6 +222,12 @@ class ApiConfig(Section):
     state_dir: str | None = "~/.local/state/mooncake_serve"
     """Where files and batches are kept, one folder for each application; None offers neither."""
     max_file: Size = ByteSize(200 * MIB)
+    tenant_files: int = Field(default=1000, ge=1)
+    """Files of one tenant, with what its batches wrote; more are refused until it deletes some."""
+    tenant_file_bytes: Size = ByteSize(10 * GIB)
+    """Bytes of one tenant's files."""
+    tenant_batches: int = Field(default=100, ge=1)
+    """Batches of one tenant that have not ended."""
     batch_concurrency: int = Field(default=16, ge=1, le=1024)
     """Requests of batches that run at once."""
     admin_host: str = "127.0.0.1"

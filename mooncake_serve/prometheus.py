@@ -54,7 +54,8 @@ class PrometheusSink:
         """See Sink."""
         instrument = self._instrument(metric, labels)
         assert isinstance(instrument, Counter), metric.name
-        instrument.inc(amount)
+        if amount:
+            instrument.inc(amount)
 
     def set(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
         """See Sink."""

@@ -32,6 +32,7 @@ from mooncake_serve.engine.protocol import (
 from mooncake_serve.engine.wire import pack
 from mooncake_serve.errors import EngineFailed, RequestError
 from mooncake_serve.load_report import LoadReporter
+from mooncake_serve.logs import write_info
 from mooncake_serve.metrics import Sample, engine_samples, store_client_samples
 from mooncake_serve.models import load_tokenizer, resolve_model
 from mooncake_serve.parity import check_parity, parity_card
@@ -63,12 +64,14 @@ class EventBuffer:
                 self._loop.call_soon_threadsafe(self._ready.set)
 
     async def take(self) -> list[Event]:
-        """All events that have arrived, at least one."""
-        await self._ready.wait()
-        self._ready.clear()
-        with self._lock:
-            events, self._events = self._events, []
-        return events
+        """All events that have arrived, at least one: at once if it has."""
+        while True:
+            with self._lock:
+                events, self._events = self._events, []
+            if events:
+                return events
+            await self._ready.wait()
+            self._ready.clear()
 
 
 async def stream_events(engine: Engine, request: GenerationRequest) -> AsyncGenerator[list[Event]]:
@@ -124,6 +127,7 @@ def warm_up(engine: Engine) -> None:
 
 def _account(note: tracing.Note, request: GenerationRequest, event: Event) -> None:
     """How a request ended and what it used, on its span and in the log."""
+    request_id = request.logged["request_id"]
     if isinstance(event, FinishEvent):
         used = event.usage
         counts = {
@@ -133,11 +137,9 @@ def _account(note: tracing.Note, request: GenerationRequest, event: Event) -> No
             "cached_store_tokens": used.cached_store_tokens,
         }
         note.set(**counts)
-        fields = {**counts, "reason": event.reason}
-        log.info("generated", extra={**request.logged, "fields": fields})
+        write_info(log, "generated", request_id, **counts, reason=event.reason)
     elif isinstance(event, FailEvent):
-        fields = {"error": type(event.error).__name__}
-        log.info("not generated", extra={**request.logged, "fields": fields})
+        write_info(log, "not generated", request_id, error=type(event.error).__name__)
 
 
 class ModelReplica:

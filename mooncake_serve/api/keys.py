@@ -13,7 +13,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 import secrets
 import tempfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from mooncake_serve.durable import place
 from mooncake_serve.errors import ConfigError, Unauthorized
 
 RELOAD_S = 1.0
@@ -87,13 +87,12 @@ def revoke(path: Path, key_id: str) -> None:
 def _save(path: Path, keys: dict[str, Key]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps([asdict(key) for key in keys.values()], indent=1)
-    # mkstemp's files are readable by their owner alone.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
+    # Readable by its owner alone.
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+    ) as file:
         file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    Path(temporary).replace(path)
+        place(file, path)
 
 
 def _digest(key: str) -> str:

@@ -24,7 +24,7 @@ from mooncake_serve import tracing
 from mooncake_serve.api.envelope import respond
 from mooncake_serve.api.observe import Observer
 from mooncake_serve.errors import EngineFailed, PayloadTooLarge, RequestError
-from mooncake_serve.logs import request_context
+from mooncake_serve.logs import request_context, write_info
 
 T = TypeVar("T")
 
@@ -86,9 +86,16 @@ class Frame:
                 await respond(err)(scope, receive, send_with_id)
             finally:
                 seconds = round(time.perf_counter() - begun, 4)
-                fields = {"method": scope["method"], "status": status, "seconds": seconds}
                 note.set(request_id=request_id, status=status)
-                log.info("answered", extra={"fields": {**fields, "path": scope["path"][:PATH_MAX]}})
+                write_info(
+                    log,
+                    "answered",
+                    request_id,
+                    method=scope["method"],
+                    status=status,
+                    seconds=seconds,
+                    path=scope["path"][:PATH_MAX],
+                )
 
 
 def _request_id(headers: Headers) -> str:

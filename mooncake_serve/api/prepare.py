@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 
 from mooncake_serve.api.chat_schemas import Message, OfSchema, Tool
 from mooncake_serve.api.envelope import invalid_body
@@ -77,7 +78,7 @@ def prepare(raw: bytes, kind: type[B], card: ModelCard, codec: Codec) -> Prepare
 def parse(raw: bytes, kind: type[M]) -> M:
     """A validated body. Null means absent, as in OpenAI's API."""
     try:
-        data = json.loads(raw)
+        data = from_json(raw)
     except (ValueError, RecursionError) as err:
         raise InvalidRequest(f"the body is not valid JSON: {err}", code="invalid_json") from err
     if not isinstance(data, dict):

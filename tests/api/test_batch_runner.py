@@ -243,3 +243,44 @@ async def test_a_tenants_lines_keep_to_its_concurrency(tmp_path: Path) -> None:
         assert server.gateway.most["wide"] in {2, 3}
     finally:
         await server.close()
+
+
+async def test_a_tenants_files_and_batches_are_bounded(tmp_path: Path) -> None:
+    file, secret = tmp_path / "keys.json", tmp_path / "secret"
+    secret.write_text("of these tests, and nobody else's\n")
+    one, other = ({"authorization": f"Bearer {keys.create(file, name)}"} for name in "ab")
+    limits = {"tenant_files": 3, "tenant_file_bytes": 1000, "tenant_batches": 2}
+    server = Server(
+        tmp_path, ApiConfig(keys_file=str(file), tenant_secret_file=str(secret), **limits)
+    )
+    server.gateway.open.clear()
+    try:
+        sent = [(await server.upload(b"x" * 400, **one)).json()["id"] for _ in range(2)]
+        refused = assert_envelope(await server.upload(b"x" * 201, **one), 400)
+        assert (refused["code"], refused["param"]) == ("storage_exceeded", "file")
+        assert "api.tenant_file_bytes" in refused["message"]
+        assert len(list((tmp_path / "state" / "files").iterdir())) == 2
+        sent.append((await server.upload(b"x" * 200, **one)).json()["id"])
+        refused = assert_envelope(await server.upload(b"", **one), 400)
+        assert (refused["code"], refused["param"]) == ("too_many_files", "file")
+        assert "api.tenant_files" in refused["message"]
+        assert (await server.upload(b"x" * 400, **other)).status_code == 200
+        for name in sent:
+            await server.http.delete(f"/v1/files/{name}", headers=one)
+
+        made = [await server.create(1, **one) for _ in range(2)]
+        body = {"input_file_id": sent[0], "endpoint": CHAT, "completion_window": "24h"}
+        response = await server.http.post("/v1/batches", json=body, headers=one)
+        refused = assert_envelope(response, 429)
+        assert "api.tenant_batches" in refused["message"]
+        assert int(response.headers["retry-after"]) > 1
+        made_by_other = await server.create(1, **other)
+        server.gateway.open.set()
+        # What a batch writes is kept, though the tenant has as many files as it may.
+        for name in made:
+            batch = await server.ended(name, **one)
+            assert batch["status"] == "completed"
+            assert batch["output_file_id"]
+        assert (await server.ended(made_by_other, **other))["status"] == "completed"
+    finally:
+        await server.close()

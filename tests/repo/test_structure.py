@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "mooncake_serve"
 
 LAYERS = [
-    {"errors", "logs", "memory", "metrics", "progress"},
+    {"durable", "errors", "logs", "memory", "metrics", "progress"},
     {"config", "prometheus", "secret_file", "tracing"},
     {"client", "store", "models", "codec", "policy"},
     {"budget", "engine", "archive", "ray_metrics"},

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mooncake_serve.api.batches.quota import Quota
+
 BUSY_TIMEOUT_S = 10.0
 VERSION = 1
 
@@ -81,9 +83,15 @@ class Ledger:
         """Where a file's bytes are."""
         return self._files / file_id
 
-    def add_file(self, tenant: str, document: JSON) -> None:
-        """A file whose bytes are in place already."""
+    def check_room(self, tenant: str, quota: Quota) -> None:
+        """Whether the tenant may add a file at all. Raises InvalidRequest."""
         with self._transaction() as db:
+            quota.check_file(*_stored(db, tenant), 0)
+
+    def add_file(self, tenant: str, document: JSON, quota: Quota) -> None:
+        """A file whose bytes are in place already. Raises InvalidRequest beyond the quota."""
+        with self._transaction() as db:
+            quota.check_file(*_stored(db, tenant), document["bytes"])
             _add(db, "files", tenant, document)
 
     def file(self, tenant: str, file_id: str) -> JSON | None:
@@ -138,9 +146,15 @@ class Ledger:
             ).fetchall()
         return [json.loads(row[0]) for row in rows]
 
-    def add_batch(self, tenant: str, document: JSON) -> bool:
-        """A new batch; False when the tenant has no such input file."""
+    def add_batch(self, tenant: str, document: JSON, quota: Quota) -> bool:
+        """A new batch; False when the tenant has no such input file. Raises RateLimited."""
         with self._transaction() as db:
+            marks = ",".join("?" * len(ENDED))
+            unfinished = db.execute(
+                f"SELECT count(*) FROM batches WHERE tenant = ? AND status NOT IN ({marks})",
+                (tenant, *ENDED),
+            ).fetchone()
+            quota.check_batch(*unfinished)
             owned = db.execute(
                 "SELECT 1 FROM files WHERE id = ? AND tenant = ?",
                 (document["input_file_id"], tenant),
@@ -275,6 +289,15 @@ class Ledger:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+
+
+def _stored(db: sqlite3.Connection, tenant: str) -> tuple[int, int]:
+    """A tenant's files, and their bytes."""
+    return db.execute(
+        "SELECT count(*), coalesce(sum(json_extract(document, '$.bytes')), 0) FROM files "
+        "WHERE tenant = ?",
+        (tenant,),
+    ).fetchone()
 
 
 def _add(

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from mooncake_serve.api import openapi
 from mooncake_serve.api.batches.ledger import ENDED, Ledger
+from mooncake_serve.api.batches.quota import Quota
 from mooncake_serve.api.batches.runner import Runner, file_object
 from mooncake_serve.api.batches.uploads import receive
 from mooncake_serve.api.middleware import read_body
@@ -81,10 +82,15 @@ class _Files:
 
     async def upload(self, request: Request) -> JSON:
         """Upload an input file."""
-        folder = self._ledger.path("")
-        took = await receive(request, folder, self._settings.max_file)
+        tenant, quota = _tenant(request), Quota.of(self._settings)
+        await asyncio.to_thread(self._ledger.check_room, tenant, quota)
+        took = await receive(request, self._ledger.path(""), self._settings.max_file)
         document = file_object(took.file_id, took.filename, took.size, took.purpose)
-        await asyncio.to_thread(self._ledger.add_file, _tenant(request), document)
+        try:
+            await asyncio.to_thread(self._ledger.add_file, tenant, document, quota)
+        except InvalidRequest:
+            self._ledger.path(took.file_id).unlink()
+            raise
         return document
 
     async def list(
@@ -138,8 +144,8 @@ class _Batches:
     async def create(self, request: Request) -> JSON:
         """Start a batch."""
         body = parse(await read_body(request, self._settings.max_body), BatchBody)
-        document = _document(body)
-        if not await asyncio.to_thread(self._ledger.add_batch, _tenant(request), document):
+        document, quota = _document(body), Quota.of(self._settings)
+        if not await asyncio.to_thread(self._ledger.add_batch, _tenant(request), document, quota):
             raise NotFound(f"no file {body.input_file_id!r}", param="input_file_id")
         self._runner.wake()
         return document

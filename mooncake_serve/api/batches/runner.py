@@ -15,7 +15,6 @@ import asyncio
 import fcntl
 import json
 import logging
-import os
 import sqlite3
 import time
 import uuid
@@ -32,6 +31,7 @@ from mooncake_serve.api.stream import until
 from mooncake_serve.api.tenancy import Doorkeeper, Tenant
 from mooncake_serve.client.batch.pace import Pace, run_groups
 from mooncake_serve.config import ApiConfig
+from mooncake_serve.durable import place
 from mooncake_serve.errors import EngineFailed, Overloaded, RequestError, Unavailable
 
 KINDS: dict[str, type[ChatBody] | type[CompletionBody]] = {
@@ -301,20 +301,8 @@ def _write(path: Path, lines: Iterable[str]) -> int:
             file.write(line + "\n")
         file.flush()
         size = file.tell()
-    if size == 0:
-        temporary.unlink()
-        return 0
-    sync_and_place(temporary, path)
-    return size
-
-
-def sync_and_place(temporary: Path, path: Path) -> None:
-    """Make a written file durable under its final name."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        if size:
+            place(file, path)
+            return size
+    temporary.unlink()
+    return 0

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.types import Message
 
-from mooncake_serve.api.batches.runner import sync_and_place
+from mooncake_serve.durable import place
 from mooncake_serve.errors import InvalidRequest, PayloadTooLarge
 
 CHUNK_BYTES = 1 << 20
@@ -90,7 +90,7 @@ async def _store(upload: UploadFile, path: Path) -> int:
             while chunk := await upload.read(CHUNK_BYTES):
                 size += len(chunk)
                 await asyncio.to_thread(file.write, chunk)
-        await asyncio.to_thread(sync_and_place, temporary, path)
+            await asyncio.to_thread(place, file, path)
     finally:
         temporary.unlink(missing_ok=True)
     return size

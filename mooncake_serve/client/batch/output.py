@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from mooncake_serve.durable import place
 from mooncake_serve.errors import BatchError
 
 
@@ -101,14 +102,7 @@ def _replace(path: Path, old: BinaryIO, content: bytes) -> BinaryIO:
     file = _locked(temporary)
     shutil.copymode(path, temporary)
     file.write(content)
-    file.flush()
-    os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    place(file, path)
     old.close()
     return file
 
