@@ -36,6 +36,8 @@ class StreamOptions(Body):
     """Options of a streamed answer."""
 
     include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+    """vLLM's: usage in every chunk. Only off is supported."""
 
 
 class Generation(Body):
