@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ByteSize
 
 from mooncake_serve.api import create_app, keys
 from mooncake_serve.api.batches import Batches, routes, runner
@@ -249,10 +250,14 @@ async def test_a_tenants_files_and_batches_are_bounded(tmp_path: Path) -> None:
     file, secret = tmp_path / "keys.json", tmp_path / "secret"
     secret.write_text("of these tests, and nobody else's\n")
     one, other = ({"authorization": f"Bearer {keys.create(file, name)}"} for name in "ab")
-    limits = {"tenant_files": 3, "tenant_file_bytes": 1000, "tenant_batches": 2}
-    server = Server(
-        tmp_path, ApiConfig(keys_file=str(file), tenant_secret_file=str(secret), **limits)
+    settings = ApiConfig(
+        keys_file=str(file),
+        tenant_secret_file=str(secret),
+        tenant_files=3,
+        tenant_file_bytes=ByteSize(1000),
+        tenant_batches=2,
     )
+    server = Server(tmp_path, settings)
     server.gateway.open.clear()
     try:
         sent = [(await server.upload(b"x" * 400, **one)).json()["id"] for _ in range(2)]
