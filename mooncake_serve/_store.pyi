@@ -440,12 +440,14 @@ class StoreClient:
         tenant: str = "",
         *,
         hint: Hint | None = None,
+        threads: int = 1,
         timeout_s: float | None = None,
     ) -> int:
         """Copy the leading present blocks into writable buffers, verified; how many were.
 
-        Stops at the first that is absent, corrupt, or of another size than its buffer; buffers from
-        there on hold garbage. A corrupt block is dropped from the store.
+        Copies on up to `threads` threads. Stops at the first that is absent, corrupt, or of another
+        size than its buffer; buffers from there on hold garbage. A corrupt block is dropped from
+        the store.
         """
     def open(
         self,
@@ -454,11 +456,13 @@ class StoreClient:
         tenant: str = "",
         *,
         hint: Hint | None = None,
+        threads: int = 1,
         timeout_s: float | None = None,
     ) -> Reading:
         """Lease the leading present blocks, to be read plane by plane into writable buffers.
 
-        The buffers are of one size, that of a block; `timeout_s` covers the whole reading.
+        The buffers are of one size, that of a block; up to `threads` threads copy, and `timeout_s`
+        covers the whole reading.
         """
     def put(
         self,

@@ -99,15 +99,19 @@ class ChosenStore:
         """See `NodeStore`."""
         return self.current.match(keys, tenant) if self.current else 0
 
-    def read_into(self, keys: Any, buffers: Any, tenant: str = "", hint: Any = None) -> int:
+    def read_into(
+        self, keys: Any, buffers: Any, tenant: str = "", hint: Any = None, threads: int = 1
+    ) -> int:
         """See `NodeStore`."""
-        return self.current.read_into(keys, buffers, tenant, hint) if self.current else 0
+        store = self.current
+        return store.read_into(keys, buffers, tenant, hint, threads) if store else 0
 
     def open(
-        self, keys: Any, buffers: Any, tenant: str = "", hint: Any = None
+        self, keys: Any, buffers: Any, tenant: str = "", hint: Any = None, threads: int = 1
     ) -> AbstractContextManager[Reading | None]:
         """See `NodeStore`."""
-        return self.current.open(keys, buffers, tenant, hint) if self.current else nullcontext()
+        store = self.current
+        return store.open(keys, buffers, tenant, hint, threads) if store else nullcontext()
 
     def put(
         self,

@@ -193,7 +193,13 @@ class EngineCore:
             from mooncake_serve._store import BlockShape
 
             shape = BlockShape(layout.dtype, layout.planes, layout.block_tokens, layout.channels)
-            self._loader = Loader(self._store, backend, self._post_load_begun, self._post_load_done)
+            self._loader = Loader(
+                self._store,
+                backend,
+                settings.threads,
+                self._post_load_begun,
+                self._post_load_done,
+            )
             self._publisher = Publisher(
                 self._store, backend, shape, self._post_release, PUBLISH_QUEUE_BLOCKS
             )

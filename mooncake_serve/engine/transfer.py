@@ -52,6 +52,7 @@ class BlockStore(Protocol):
         buffers: Sequence[memoryview],
         tenant: str = "",
         hint: Hint | None = None,
+        threads: int = 1,
     ) -> int:
         """Fill the leading buffers with verified bytes; how many were filled."""
         ...
@@ -62,6 +63,7 @@ class BlockStore(Protocol):
         buffers: Sequence[memoryview],
         tenant: str = "",
         hint: Hint | None = None,
+        threads: int = 1,
     ) -> AbstractContextManager[Reading | None]:
         """Leading present blocks, to be read plane by plane; None when the store is away."""
         ...
@@ -80,17 +82,22 @@ class BlockStore(Protocol):
 
 
 class Loader:
-    """Reads matching blocks from the store into pool blocks, one load after another."""
+    """Reads matching blocks from the store into pool blocks, one load after another.
+
+    A load takes all `threads`, as a forward does: who waits for it waits for nothing else.
+    """
 
     def __init__(
         self,
         store: BlockStore,
         backend: Backend,
+        threads: int,
         begun: Callable[[Load, LayerGate], None],
         done: Callable[[Load, int], None],
     ) -> None:
         self._store = store
         self._backend = backend
+        self._threads = threads
         self._begun = begun
         self._done = done
         self._staging: memoryview | None = None
@@ -150,7 +157,9 @@ class Loader:
         if len(keys) == len(load.keys) and isinstance(self._backend, LayeredBackend):
             read = self._read_layers(load, views, self._backend.make_gate())
         while read < len(keys):
-            more = self._store.read_into(keys[read:], views[read:], request.tenant, request.hint)
+            more = self._store.read_into(
+                keys[read:], views[read:], request.tenant, request.hint, self._threads
+            )
             if more == 0:
                 break
             read += more
@@ -161,7 +170,9 @@ class Loader:
         wanted = left = len(views)
         request = load.sequence.request
         try:
-            with self._store.open(load.keys, views, request.tenant, request.hint) as reading:
+            with self._store.open(
+                load.keys, views, request.tenant, request.hint, self._threads
+            ) as reading:
                 for layer in range(self._backend.layout.layers):
                     left = 0 if reading is None else reading.read_planes(2 * layer, 2 * layer + 2)
                     if left < wanted:

@@ -106,6 +106,7 @@ class NodeStore:
         buffers: Sequence[Buffer],
         tenant: str = "",
         hint: Hint | None = None,
+        threads: int = 1,
     ) -> int:
         """Leading blocks copied into `buffers` and verified; buffers after them hold garbage.
 
@@ -115,7 +116,9 @@ class NodeStore:
         timeout_s = max(READ_TIMEOUT_MIN_S, sum(sizes) / READ_BYTES_PER_S_MIN)
         begun = time.monotonic()
         read = self._call(
-            lambda client: client.read_into(keys, buffers, tenant, hint=hint, timeout_s=timeout_s)
+            lambda client: client.read_into(
+                keys, buffers, tenant, hint=hint, threads=threads, timeout_s=timeout_s
+            )
         )
         read_bytes = sum(sizes[: read or 0])
         if read_bytes:
@@ -130,6 +133,7 @@ class NodeStore:
         buffers: Sequence[Buffer],
         tenant: str = "",
         hint: Hint | None = None,
+        threads: int = 1,
     ) -> Iterator[Reading | None]:
         """Leading present blocks, to be read plane by plane; None without a store.
 
@@ -138,7 +142,9 @@ class NodeStore:
         sizes = [memoryview(buffer).nbytes for buffer in buffers]
         timeout_s = max(READ_TIMEOUT_MIN_S, sum(sizes) / READ_BYTES_PER_S_MIN)
         reading = self._call(
-            lambda client: client.open(keys, buffers, tenant, hint=hint, timeout_s=timeout_s)
+            lambda client: client.open(
+                keys, buffers, tenant, hint=hint, threads=threads, timeout_s=timeout_s
+            )
         )
         if reading is None:
             yield None

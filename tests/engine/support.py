@@ -69,6 +69,7 @@ class DictStore:
         buffers: Sequence[memoryview],
         tenant: str = "",
         hint: object = None,
+        threads: int = 1,
     ) -> int:
         count = self.match(keys)
         for key, buffer in zip(keys[:count], buffers, strict=False):
@@ -83,6 +84,7 @@ class DictStore:
         buffers: Sequence[memoryview],
         tenant: str = "",
         hint: object = None,
+        threads: int = 1,
     ):
         yield DictReading([self.blocks[key] for key in keys[: self.match(keys)]], buffers, self)
 

@@ -15,13 +15,18 @@ from mooncake_serve.store import BlockShape, StoreClient, StoreServer
 from tests.store.processes import MIB, chain
 
 SHAPE = BlockShape("bfloat16", 4, 16, 32)
+THREADS = pytest.mark.parametrize("threads", [1, 2, 7])
+"""Threads that copy: one, several, more than blocks."""
 
 
 def blocks(count: int, nbytes: int = SHAPE.nbytes) -> list[bytes]:
     return [os.urandom(nbytes) for _ in range(count)]
 
 
-def test_what_is_put_is_read_back_and_runs_end_at_the_first_miss(client: StoreClient) -> None:
+@THREADS
+def test_what_is_put_is_read_back_and_runs_end_at_the_first_miss(
+    client: StoreClient, threads: int
+) -> None:
     keys, parents = chain("a", 5)
     data = blocks(4)
     assert client.match(keys) == 0
@@ -29,11 +34,11 @@ def test_what_is_put_is_read_back_and_runs_end_at_the_first_miss(client: StoreCl
     assert client.put(keys[:4], parents[:4], data, SHAPE, "acme") == ["present"] * 4
     assert client.match(keys) == 4
     buffers = [bytearray(SHAPE.nbytes) for _ in keys]
-    assert client.read_into(keys, buffers) == 4
+    assert client.read_into(keys, buffers, threads=threads) == 4
     assert buffers[:4] == data
     assert client.evict([keys[2]]) == 1
     assert client.match(keys) == 2
-    assert client.read_into(keys, buffers) == 2
+    assert client.read_into(keys, buffers, threads=threads) == 2
     assert [lease is not None for lease in client.lease(keys)] == [True, True, False, True, False]
     stats = client.stats()
     assert (stats["blocks"], stats["leases"]) == (3, 0)
@@ -85,17 +90,18 @@ def test_a_lease_outlives_its_client_and_its_store(socket: Path) -> None:
     assert lease.verify()
 
 
-def test_a_corrupt_block_is_a_miss_and_is_dropped(client: StoreClient) -> None:
+@THREADS
+def test_a_corrupt_block_is_a_miss_and_is_dropped(client: StoreClient, threads: int) -> None:
     keys, parents = chain("a", 3)
     data = blocks(3)
     client.put(keys, parents, data, SHAPE)
     flip_byte(client, keys[1], 100)
     buffers = [bytearray(SHAPE.nbytes) for _ in keys]
-    assert client.read_into(keys, buffers) == 1
+    assert client.read_into(keys, buffers, threads=threads) == 1
     assert client.match(keys) == 1
     assert client.stats()["corrupt_dropped"] == 1
     assert client.put(keys[1:2], parents[1:2], data[1:2], SHAPE) == ["stored"]
-    assert client.read_into(keys, buffers) == 3
+    assert client.read_into(keys, buffers, threads=threads) == 3
     assert buffers == data
     flip_byte(client, keys[2], SHAPE.nbytes - 1)
     (lease,) = client.lease(keys[2:])
@@ -104,13 +110,14 @@ def test_a_corrupt_block_is_a_miss_and_is_dropped(client: StoreClient) -> None:
     assert client.match(keys) == 2
 
 
-def test_blocks_are_read_plane_by_plane(client: StoreClient) -> None:
+@THREADS
+def test_blocks_are_read_plane_by_plane(client: StoreClient, threads: int) -> None:
     keys, parents = chain("a", 4)
     data = blocks(3)
     client.put(keys[:3], parents[:3], data, SHAPE)
     buffers = [bytearray(SHAPE.nbytes) for _ in keys]
     plane = SHAPE.nbytes // SHAPE.planes
-    with client.open(keys, buffers) as reading:
+    with client.open(keys, buffers, threads=threads) as reading:
         assert len(reading) == 3
         assert client.stats()["leases"] == 3
         for first in (2, 0):
@@ -128,13 +135,14 @@ def test_blocks_are_read_plane_by_plane(client: StoreClient) -> None:
         assert len(other) == 0
 
 
-def test_a_corrupt_plane_ends_the_reading_at_its_block(client: StoreClient) -> None:
+@THREADS
+def test_a_corrupt_plane_ends_the_reading_at_its_block(client: StoreClient, threads: int) -> None:
     keys, parents = chain("a", 3)
     data = blocks(3)
     client.put(keys, parents, data, SHAPE)
     flip_byte(client, keys[1], SHAPE.nbytes - 1)
     buffers = [bytearray(SHAPE.nbytes) for _ in keys]
-    with client.open(keys, buffers) as reading:
+    with client.open(keys, buffers, threads=threads) as reading:
         assert [reading.read_planes(plane, plane + 1) for plane in range(4)] == [3, 3, 3, 1]
         assert len(reading) == 1
     assert buffers[0] == data[0]

@@ -8,6 +8,7 @@
 
 mod connection;
 mod deadline;
+mod leading;
 mod lease;
 mod operate;
 mod prefault;
@@ -25,6 +26,7 @@ use crate::key::{KEY_BYTES, Key, NO_KEY};
 use crate::wire::{Caller, LeaseEntry, MAX_ITEMS, MAX_TENANT, Reply, Request, StatsReply};
 use connection::{Connection, unexpected};
 pub use deadline::Deadline;
+use leading::leading;
 pub use lease::Lease;
 pub use put::PutBlock;
 use put::Writer;
@@ -126,7 +128,8 @@ impl Client {
         Ok(leases)
     }
 
-    /// Copy the leading present blocks into `buffers`, each verified; how many were.
+    /// Copy the leading present blocks into `buffers`, each verified, on up to `threads` threads;
+    /// how many were.
     ///
     /// Stops at the first that is absent, corrupt or not of its buffer's size, or when the deadline
     /// passes while copying.
@@ -134,6 +137,7 @@ impl Client {
         &self,
         keys: &[Key],
         buffers: &mut [&mut [u8]],
+        threads: usize,
         caller: impl Into<Caller<'a>>,
         deadline: Deadline,
     ) -> Result<usize> {
@@ -147,7 +151,7 @@ impl Client {
             let leases = self.lease_some(window, caller, Some(enough), deadline)?;
             let leases: Vec<Lease> = leases.into_iter().flatten().collect();
             let (leased, whole) = (leases.len(), leases.len() == window.len());
-            let copied = copy_leading(&leases, &mut buffers[read..], deadline);
+            let copied = copy_leading(&leases, &mut buffers[read..], threads, deadline);
             Lease::end_all(leases);
             read += copied;
             if copied == 0 || copied < leased || !(whole || self.tiered) {
@@ -293,16 +297,17 @@ impl Client {
 }
 
 /// Copy leases into buffers until one is corrupt or of another size, or time is up; how many went.
-fn copy_leading(leases: &[Lease], buffers: &mut [&mut [u8]], deadline: Deadline) -> usize {
-    let mut copied = 0;
-    for (lease, buffer) in leases.iter().zip(buffers) {
+fn copy_leading(
+    leases: &[Lease],
+    buffers: &mut [&mut [u8]],
+    threads: usize,
+    deadline: Deadline,
+) -> usize {
+    let copy = |(lease, buffer): (&Lease, &mut &mut [u8])| {
         let fits = lease.raw_bytes() == Ok(buffer.len());
-        if !fits || deadline.passed() || lease.read_into(buffer).is_err() {
-            break;
-        }
-        copied += 1;
-    }
-    copied
+        fits && !deadline.passed() && lease.read_into(buffer).is_ok()
+    };
+    leading(leases.iter().zip(buffers), vec![copy; threads.clamp(1, leases.len().max(1))])
 }
 
 fn count(reply: Reply<'_>) -> Result<usize> {

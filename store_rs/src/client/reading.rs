@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::{Client, Deadline, Lease, checked};
+use super::{Client, Deadline, Lease, checked, leading};
 use crate::block::{Decoder, Planes};
 use crate::error::Result;
 use crate::key::Key;
@@ -14,15 +14,18 @@ use crate::wire::{Caller, MAX_ITEMS};
 /// Leading present blocks of a chain, on their way into buffers.
 pub struct Reading {
     blocks: Vec<(Lease, Planes)>,
-    decoder: Decoder,
+    /// One for each thread that copies.
+    decoders: Vec<Decoder>,
 }
 
 impl Client {
-    /// Lease the leading present blocks of `keys`, those of `nbytes` bytes each.
+    /// Lease the leading present blocks of `keys`, those of `nbytes` bytes each, to be read on up to
+    /// `threads` threads.
     pub fn open<'a>(
         &self,
         keys: &[Key],
         nbytes: usize,
+        threads: usize,
         caller: impl Into<Caller<'a>>,
         deadline: Deadline,
     ) -> Result<Reading> {
@@ -41,7 +44,8 @@ impl Client {
                 break;
             }
         }
-        Ok(Reading { blocks, decoder: Decoder::new() })
+        let threads = threads.clamp(1, blocks.len().max(1));
+        Ok(Reading { blocks, decoders: (0..threads).map(|_| Decoder::new()).collect() })
     }
 }
 
@@ -59,14 +63,13 @@ impl Reading {
         buffers: &mut [&mut [u8]],
         deadline: Deadline,
     ) -> usize {
-        let mut left = 0;
-        for ((lease, of), buffer) in self.blocks.iter().zip(buffers) {
-            let read = lease.read_planes(of, &mut self.decoder, planes.clone(), buffer);
-            if read.is_err() || deadline.passed() {
-                break;
+        let readers = self.decoders.iter_mut().map(|decoder| {
+            |((lease, of), buffer): (&(Lease, Planes), &mut &mut [u8])| {
+                let read = lease.read_planes(of, decoder, planes.clone(), buffer);
+                read.is_ok() && !deadline.passed()
             }
-            left += 1;
-        }
+        });
+        let left = leading(self.blocks.iter().zip(buffers), readers.collect());
         self.blocks.truncate(left);
         self.blocks.len()
     }

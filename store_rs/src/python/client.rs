@@ -109,7 +109,8 @@ impl StoreClient {
         Ok(pairs.map(|(key, lease)| lease.and_then(|lease| Lease::new(key, lease))).collect())
     }
 
-    #[pyo3(signature = (keys, buffers, tenant="", *, hint=None, timeout_s=None))]
+    #[pyo3(signature = (keys, buffers, tenant="", *, hint=None, threads=1, timeout_s=None))]
+    #[allow(clippy::too_many_arguments)]
     fn read_into(
         &self,
         py: Python<'_>,
@@ -117,17 +118,19 @@ impl StoreClient {
         buffers: &Bound<'_, PyAny>,
         tenant: &str,
         hint: Option<&Hint>,
+        threads: usize,
         timeout_s: Option<f64>,
     ) -> PyResult<usize> {
         let (keys, caller) = (arguments::keys(keys)?, caller(tenant, hint));
         let mut buffers = Buffers::of(buffers, keys.len(), true)?;
         let mut slices = buffers.slices_mut()?;
         self.call(py, timeout_s, |client, deadline| {
-            client.read_into(&keys, &mut slices, caller, deadline)
+            client.read_into(&keys, &mut slices, threads, caller, deadline)
         })
     }
 
-    #[pyo3(signature = (keys, buffers, tenant="", *, hint=None, timeout_s=None))]
+    #[pyo3(signature = (keys, buffers, tenant="", *, hint=None, threads=1, timeout_s=None))]
+    #[allow(clippy::too_many_arguments)]
     fn open(
         &self,
         py: Python<'_>,
@@ -135,14 +138,16 @@ impl StoreClient {
         buffers: &Bound<'_, PyAny>,
         tenant: &str,
         hint: Option<&Hint>,
+        threads: usize,
         timeout_s: Option<f64>,
     ) -> PyResult<Reading> {
         let (keys, caller) = (arguments::keys(keys)?, caller(tenant, hint));
         let buffers = Buffers::of(buffers, keys.len(), true)?;
         let nbytes = buffers.common_size()?;
         let deadline = arguments::deadline(timeout_s.unwrap_or(self.timeout_s))?;
-        let reading = self
-            .call(py, timeout_s, |client, deadline| client.open(&keys, nbytes, caller, deadline))?;
+        let reading = self.call(py, timeout_s, |client, deadline| {
+            client.open(&keys, nbytes, threads, caller, deadline)
+        })?;
         Ok(Reading::new(reading, buffers, deadline))
     }
 

@@ -261,9 +261,9 @@ mod tests {
         let mut buffers = vec![vec![0; 3000]; 4];
         let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
         let short = Deadline::after(Duration::from_millis(500));
-        assert_eq!(client.read_into(&keys, &mut slices, "", short).expect("reads"), 2);
+        assert_eq!(client.read_into(&keys, &mut slices, 1, "", short).expect("reads"), 2);
         // The second caller waits for what the first one started.
-        assert_eq!(client.read_into(&keys, &mut slices, "", soon()).expect("reads"), 3);
+        assert_eq!(client.read_into(&keys, &mut slices, 1, "", soon()).expect("reads"), 3);
         assert_eq!([buffers[0][9], buffers[1][9], buffers[2][9]], [1, 2, 3]);
         let stats = client.stats(soon()).expect("stats");
         let value = |name: &str| stats.values.iter().find(|(n, _)| n == name).map(|(_, v)| *v);

@@ -55,7 +55,7 @@ fn put(client: &Client, keys: &[Key]) {
 fn read(client: &Client, keys: &[Key]) -> usize {
     let mut buffers = vec![vec![0; BLOCK]; keys.len()];
     let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
-    let read = client.read_into(keys, &mut slices, "t", soon()).expect("reads");
+    let read = client.read_into(keys, &mut slices, 1, "t", soon()).expect("reads");
     for (at, buffer) in buffers.iter().take(read).enumerate() {
         assert!(*buffer == block(at as u8), "block {at}");
     }

@@ -81,7 +81,7 @@ impl Node {
     fn read(&self, keys: &[Key], within: Duration) -> usize {
         let mut buffers = vec![vec![0; RAW]; keys.len()];
         let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
-        let read = self.client.read_into(keys, &mut slices, "", Deadline::after(within));
+        let read = self.client.read_into(keys, &mut slices, 1, "", Deadline::after(within));
         let read = read.expect("answers");
         for (key, buffer) in keys.iter().zip(&buffers).take(read) {
             assert!(*buffer == block(key), "wrong bytes");
