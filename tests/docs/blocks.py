@@ -24,6 +24,7 @@ REASONS = (
     "needs a Docker engine",
     "needs a Kubernetes cluster",
     "needs an RDMA fabric",
+    "needs guidellm, in an environment of its own",
     "needs Ray Data and a dataset of yours",
     "it is what runs the tests",
 )
