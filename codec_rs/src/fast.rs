@@ -13,7 +13,7 @@
 
 use crate::checksum::Sink;
 use crate::error::CodecError;
-use crate::fields::{STRIP, pack, unpack};
+use crate::fields::{STRIP, lanes, pack, unpack};
 use crate::float::{Float, Tile, join_rest, rest_len, split_rest, strips};
 use crate::isa::{AHEAD, per_isa, prefetch};
 use crate::masked::{ESCAPE, Masked};
@@ -131,7 +131,8 @@ unsafe fn decode_on<F: Float, K: Masked>(
     out: &mut [u8],
 ) -> Result<u64, CodecError> {
     let elements = out.len() / F::SIZE;
-    let fixed = channels + strips(elements).map(|(.., lanes)| strip_len::<F>(lanes)).sum::<usize>();
+    // The rows of all strips together are those of one so long.
+    let fixed = channels + strip_len::<F>(lanes(elements));
     if coded.len() < fixed {
         return Err(CodecError::Damaged("fast plane too short"));
     }

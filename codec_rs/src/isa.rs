@@ -65,14 +65,20 @@ pub(crate) const AHEAD: usize = 4096;
 /// Ask for the lines of `bytes[from..from + len]`, as far as there are any.
 #[inline(always)]
 pub(crate) fn prefetch(bytes: &[u8], from: usize, len: usize) {
+    (from..(from + len).min(bytes.len())).step_by(64).for_each(|at| prefetch_line(bytes, at));
+}
+
+/// Ask for the line `at` bytes from the start of `bytes`; behind their end, in vain.
+#[inline(always)]
+pub(crate) fn prefetch_line(bytes: &[u8], at: usize) {
     #[cfg(target_arch = "x86_64")]
-    for at in (from..(from + len).min(bytes.len())).step_by(64) {
+    {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: `at` lies in the slice, and every x86-64 has SSE.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().add(at).cast()) };
+        // SAFETY: every x86-64 has SSE, and a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (bytes, from, len);
+    let _ = (bytes, at);
 }
 
 /// Compile `$body::<…, K>` for every instruction set, `K` being its `Masked` operations, and choose

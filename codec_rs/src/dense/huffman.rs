@@ -1,8 +1,10 @@
 //! Canonical Huffman codes of one cluster's symbols.
 //!
 //! A code is the path to a leaf of the wavelet tree. Leaves are ordered by (length, symbol), which is
-//! also the order of the codes, so a node is a range of leaves and its bit tells whether a leaf's
-//! position reaches the middle.
+//! also the order of the codes, so a node is a range of leaves, and a leaf belongs to its right side
+//! if it is not before the middle.
+
+use std::iter::repeat_n;
 
 use crate::error::CodecError;
 
@@ -10,13 +12,26 @@ use crate::error::CodecError;
 pub(super) const LENGTH_MAX: u32 = 15;
 const DAMAGED: CodecError = CodecError::Damaged("dense code table");
 
-/// The leaves of a tree, from left to right.
+/// The tree of a code.
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
-    len: usize,
-    symbols: [u8; 256],
-    /// Path of each leaf, first turn in the highest bit.
-    codes: [u16; 256],
+    /// Symbols from left to right, at least one.
+    pub(super) leaves: Vec<u8>,
+    /// Inner nodes, each before its sides, left before right; none when there is one leaf.
+    pub(super) nodes: Vec<Node>,
+}
+
+/// An inner node.
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    /// Turns on the way from the root.
+    pub(super) depth: u8,
+    /// Which side of its parent it is: 0 or 1.
+    pub(super) side: u8,
+    /// First leaf of its right side.
+    pub(super) middle: u8,
+    /// The symbols of those sides that are leaves.
+    pub(super) symbols: [Option<u8>; 2],
 }
 
 impl Tree {
@@ -31,67 +46,66 @@ impl Tree {
             let found = code_lengths(&leaves);
             if found.iter().all(|&length| u32::from(length) <= LENGTH_MAX) {
                 let lengths = Lengths::new(leaves.iter().map(|leaf| leaf.1).zip(found));
-                return (Self::new(&lengths), lengths);
+                return (Self::canonical(lengths.first, &lengths.each), lengths);
             }
             // Flatter counts give shorter codes; equal ones need eight bits at most.
             leaves.iter_mut().for_each(|leaf| leaf.0 = leaf.0.div_ceil(2));
         }
     }
 
-    /// The canonical tree of these lengths.
-    fn new(lengths: &Lengths) -> Self {
-        let coded =
-            || (lengths.first..=u8::MAX).zip(&lengths.each).filter(|(_, length)| **length > 0);
-        let mut tree = Self { len: 1, symbols: [lengths.first; 256], codes: [0; 256] };
-        if lengths.each.is_empty() {
-            return tree;
+    /// The canonical code of the symbols from `first` on: `lengths`, 0 for those without a code, leave
+    /// no hole in the tree; there are none when `first` is the only symbol.
+    fn canonical(first: u8, lengths: &[u8]) -> Self {
+        let mut counts = [0; LENGTH_MAX as usize + 1];
+        lengths.iter().for_each(|length| counts[usize::from(*length)] += 1);
+        let (mut starts, mut sum) = (counts, 0);
+        for start in &mut starts {
+            (*start, sum) = (sum, sum + *start);
         }
-        let mut starts = [0; LENGTH_MAX as usize + 2];
-        coded().for_each(|(_, length)| starts[usize::from(*length) + 1] += 1);
-        for at in 1..starts.len() {
-            starts[at] += starts[at - 1];
+        // Sorted without a branch on what is coded: symbols without a code come first.
+        let mut sorted = [first; 256];
+        for (symbol, length) in (first..=u8::MAX).zip(lengths) {
+            let at = &mut starts[usize::from(*length)];
+            sorted[*at] = symbol;
+            *at += 1;
         }
-        tree.len = starts[LENGTH_MAX as usize + 1];
-        let (mut code, mut leaf) = (0u32, 0);
-        for length in 1..=LENGTH_MAX {
-            while leaf < starts[length as usize + 1] {
-                tree.codes[leaf] = code as u16;
-                code += 1 << (16 - length);
-                leaf += 1;
-            }
-        }
-        for (symbol, length) in coded() {
-            let leaf = &mut starts[usize::from(*length)];
-            tree.symbols[*leaf] = symbol;
-            *leaf += 1;
-        }
-        tree
+        let leaves = &sorted[counts[0]..lengths.len().max(1)];
+        Self { leaves: leaves.to_vec(), nodes: nodes(leaves, &counts) }
     }
 
-    /// Number of leaves.
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Symbol of a leaf.
-    pub(super) fn symbol(&self, leaf: usize) -> u8 {
-        self.symbols[leaf]
-    }
-
-    /// Leaf of each symbol that has one.
-    pub(super) fn leaves(&self) -> [u8; 256] {
-        let mut leaves = [0; 256];
-        for (leaf, symbol) in self.symbols[..self.len].iter().enumerate() {
-            leaves[usize::from(*symbol)] = leaf as u8;
+    /// Number of each symbol's leaf, if it has one.
+    pub(super) fn numbers(&self) -> [u8; 256] {
+        let mut numbers = [0; 256];
+        for (leaf, symbol) in self.leaves.iter().enumerate() {
+            numbers[usize::from(*symbol)] = leaf as u8;
         }
-        leaves
+        numbers
     }
+}
 
-    /// First leaf of the right side of the node over leaves `low..high` at `depth`.
-    pub(super) fn middle(&self, low: usize, high: usize, depth: usize) -> usize {
-        let bit = 0x8000 >> depth;
-        low + self.codes[low..high].partition_point(|code| code & bit == 0)
+/// The nodes above leaves, of which `counts` have each length. The way to a leaf begins as the way to
+/// the leaf before, turns right where that one turned left, and goes left from there.
+fn nodes(leaves: &[u8], counts: &[usize; LENGTH_MAX as usize + 1]) -> Vec<Node> {
+    let mut nodes: Vec<Node> = Vec::with_capacity(leaves.len());
+    // The node at each depth on the way to the leaf.
+    let mut way = [0usize; LENGTH_MAX as usize];
+    let lengths = (1..).zip(&counts[1..]).flat_map(|(length, count)| repeat_n(length, *count));
+    let (mut depth, mut side, mut code) = (0, 0, 0u32);
+    for ((leaf, symbol), length) in leaves.iter().enumerate().zip(lengths) {
+        if leaf > 0 {
+            let fork = LENGTH_MAX - 1 - code.trailing_zeros();
+            nodes[way[fork as usize]].middle = leaf as u8;
+            (depth, side) = (fork + 1, 1);
+        }
+        while depth < length {
+            way[depth as usize] = nodes.len();
+            nodes.push(Node { depth: depth as u8, side, middle: 0, symbols: [None; 2] });
+            (depth, side) = (depth + 1, 0);
+        }
+        nodes[way[length as usize - 1]].symbols[usize::from(side)] = Some(*symbol);
+        code += 1 << (LENGTH_MAX - length);
     }
+    nodes
 }
 
 /// Code lengths of the symbols from `first` on, 0 for those that do not occur; none when `first` is
@@ -125,19 +139,20 @@ impl Lengths {
     /// Inverse of `write`, as the tree; takes what it reads off `bytes`.
     pub(super) fn parse(bytes: &mut &[u8]) -> Result<Tree, CodecError> {
         let (&[first, last], rest) = bytes.split_first_chunk().ok_or(DAMAGED)?;
-        *bytes = rest;
-        if first == last {
-            return Ok(Tree::new(&Self { first, each: Vec::new() }));
-        }
-        let count = usize::from(last).checked_sub(usize::from(first)).ok_or(DAMAGED)? + 1;
+        let span = usize::from(last.checked_sub(first).ok_or(DAMAGED)?);
+        let count = if span > 0 { span + 1 } else { 0 };
         let (packed, rest) = rest.split_at_checked(count.div_ceil(2)).ok_or(DAMAGED)?;
         *bytes = rest;
-        let nibbles = packed.iter().flat_map(|pair| [pair & 15, pair >> 4]);
-        let each: Vec<u8> = nibbles.take(count).collect();
-        let used = each.iter().filter(|length| **length > 0);
+        let mut lengths = [0; 256];
+        for (pair, packed) in lengths.as_chunks_mut::<2>().0.iter_mut().zip(packed) {
+            *pair = [packed & 15, packed >> 4];
+        }
+        let lengths = &lengths[..count];
+        let used = lengths.iter().filter(|length| **length > 0);
         let space: u32 = used.map(|length| 1 << (LENGTH_MAX - u32::from(*length))).sum();
         // Kraft: a tree without holes, so that every node has two sides.
-        if space != 1 << LENGTH_MAX { Err(DAMAGED) } else { Ok(Tree::new(&Self { first, each })) }
+        let whole = count == 0 || space == 1 << LENGTH_MAX;
+        if whole { Ok(Tree::canonical(first, lengths)) } else { Err(DAMAGED) }
     }
 }
 

@@ -16,25 +16,33 @@
 mod bits;
 mod cluster;
 mod huffman;
+mod lags;
 mod model;
 mod wavelet;
+mod weave;
 
 use crate::checksum::Sink;
 use crate::error::CodecError;
-use crate::fields::STRIP;
+use crate::fields::{STRIP, lanes};
 use crate::float::{Float, Tile, join_rest, rest_len, split_rest, strips};
-use crate::isa::{Isa, per_isa};
+use crate::isa::{Isa, per_isa, prefetch};
 use crate::masked::Masked;
 use bits::{BitString, BitWriter};
+use cluster::CLUSTERS_MAX;
+use lags::{LAG_MAX, Lags};
 use model::Model;
-use wavelet::{Levels, Reader, Writer, make_room};
+use wavelet::{Levels, Source, make_room};
+use weave::{Pattern, Weaver};
 
 /// Buffers reused from plane to plane.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     symbols: Vec<u8>,
     histograms: Vec<u32>,
+    pattern: Pattern,
     levels: Levels,
+    /// Each cluster's symbols, one cluster behind the other.
+    streams: Vec<u8>,
     writer: BitWriter,
     reader: BitString,
 }
@@ -50,19 +58,23 @@ pub(crate) fn encode<F: Float>(
 ) -> bool {
     let elements = raw.len() / F::SIZE;
     let Some(offset) = offset::<F>(isa, raw) else { return false };
-    make_room(&mut scratch.symbols, elements);
-    take_apart::<F>(isa, raw, offset, &mut scratch.symbols, out);
-    let symbols = &mut scratch.symbols[..elements];
-    let lags = model::choose_lags(isa, symbols, channels);
-    model::apply_lags(isa, symbols, &lags);
-    let model = Model::fit(isa, offset, lags, symbols, &mut scratch.histograms);
+    let Scratch { symbols, histograms, pattern, levels, streams, writer, .. } = scratch;
+    let before = LAG_MAX * channels;
+    make_room(symbols, before + elements);
+    symbols[..before].fill(0);
+    take_apart::<F>(isa, raw, offset, &mut symbols[before..], out);
+    let lags = lags::choose(isa, &symbols[before..before + elements], channels);
+    lags::apply(isa, &Lags::new(&lags), symbols, elements);
+    let symbols = &symbols[before..];
+    let model = Model::fit(isa, offset, lags, &symbols[..elements], histograms);
     model.write(out);
-    scratch.writer.clear();
-    let mut writer = Writer { isa, trees: &model.trees, bits: &mut scratch.writer };
-    let clusters = 0..model.trees.len() as u8;
-    let levels = scratch.levels.all();
-    writer.channels(&model.labels, clusters, &mut scratch.symbols, elements, levels);
-    scratch.writer.write(out);
+    writer.clear();
+    weave::pattern(isa, &model.labels, elements, pattern);
+    for (cluster, tree) in model.trees.iter().enumerate() {
+        let len = weave::pick(isa, pattern, cluster, symbols, elements, streams);
+        wavelet::write(isa, tree, streams, len, levels, writer);
+    }
+    writer.write(out);
     true
 }
 
@@ -75,21 +87,36 @@ pub(crate) fn decode<F: Float>(
     out: &mut [u8],
 ) -> Result<u64, CodecError> {
     let elements = out.len() / F::SIZE;
-    let stored = strips(elements).map(|(.., lanes)| rest_len::<F>(false, lanes)).sum();
+    // The rows of all strips together are those of one so long.
+    let stored = rest_len::<F>(false, lanes(elements));
     let (rests, mut coded) =
         coded.split_at_checked(stored).ok_or(CodecError::Damaged("dense plane too short"))?;
-    let model = Model::parse(isa, &mut coded, channels)?;
-    bits::load(isa, &mut scratch.reader, coded);
-    let (trees, bits) = (&model.trees[..], &scratch.reader);
-    let mut reader = Reader { isa, trees, bits, at: 0, later: rests };
-    let levels = scratch.levels.all();
-    reader.plane(&model.labels, elements, levels, &mut scratch.symbols)?;
-    if reader.at.div_ceil(8) != coded.len() {
+    // The bits are on their way while the model is read.
+    prefetch(coded, 0, coded.len());
+    let model = Model::parse(&mut coded, channels)?;
+    let Scratch { symbols, pattern, levels, streams, reader, .. } = scratch;
+    reader.load(coded);
+    weave::pattern(isa, &model.labels, elements, pattern);
+    // A strip may be taken from any place in it.
+    make_room(streams, elements + STRIP);
+    let mut source = Source::new(reader, rests);
+    let (mut starts, mut end) = (Vec::with_capacity(CLUSTERS_MAX), 0);
+    for (cluster, tree) in model.trees.iter().enumerate() {
+        let width = model.labels.iter().filter(|label| usize::from(**label) == cluster).count();
+        let len = elements / channels * width;
+        wavelet::read(isa, tree, len, levels, &mut source, &mut streams[end..])?;
+        starts.push(end);
+        end += len;
+    }
+    if source.at().div_ceil(8) != coded.len() {
         return Err(CodecError::Damaged("dense plane too long"));
     }
-    let symbols = &mut scratch.symbols[..elements];
-    model::undo_lags(isa, symbols, &model.lags);
-    Ok(put_together::<F>(isa, symbols, model.offset, rests, out))
+    let lags = Lags::new(&model.lags);
+    let before = lags.zeros();
+    make_room(symbols, before + elements);
+    symbols[..before].fill(0);
+    let weaver = Weaver::new(pattern, streams, &starts);
+    Ok(put_together::<F>(isa, weaver, &lags, model.offset, symbols, rests, out))
 }
 
 per_isa! {
@@ -144,25 +171,34 @@ unsafe fn take_apart_on<F: Float, K: Masked>(
 }
 
 per_isa! {
-    /// Inverse of `take_apart`; returns the checksum of `out`.
-    fn put_together<F: Float>(symbols: &[u8], offset: u8, rests: &[u8], out: &mut [u8]) -> u64
-        = put_together_on
+    /// Inverse of all that `encode` does to symbols, and of `take_apart`; returns the checksum of `out`.
+    fn put_together<F: Float>(
+        weaver: Weaver<'_>, lags: &Lags, offset: u8, symbols: &mut [u8], rests: &[u8], out: &mut [u8],
+    ) -> u64 = put_together_on
 }
 
 #[inline(always)]
 unsafe fn put_together_on<F: Float, K: Masked>(
-    symbols: &[u8],
+    mut weaver: Weaver<'_>,
+    lags: &Lags,
     offset: u8,
+    symbols: &mut [u8],
     mut rests: &[u8],
     out: &mut [u8],
 ) -> u64 {
+    let before = lags.zeros();
+    let elements = out.len() / F::SIZE;
     let mut sink = Sink::new(out);
     let (mut exponents, mut signs) = ([0u8; STRIP], [0u8; STRIP]);
     let mut tile = Tile::<F>::new();
-    for (first, count, lanes) in strips(symbols.len()) {
+    for (first, count, lanes) in strips(elements) {
         let (strip, later) = rests.split_at(rest_len::<F>(false, lanes));
         rests = later;
-        let symbols = &symbols[first..first + count];
+        let (from, to) = (before + first, before + first + count);
+        // SAFETY: by the caller's promise.
+        unsafe { weaver.weave::<K>(&mut symbols[from..from + count.next_multiple_of(64)]) };
+        lags.undo(symbols, first..first + count);
+        let symbols = &symbols[from..to];
         for ((exponent, sign), symbol) in exponents.iter_mut().zip(&mut signs).zip(symbols) {
             let above = symbol >> 1;
             *exponent = if above == 0 { 0 } else { above.wrapping_add(offset) };

@@ -3,20 +3,18 @@
 //! Stored, the model is a byte for the offset, one for the number of clusters (with [`LAGGED`] when
 //! any channel has a lag), a bit string with each channel's label and lag, and the codes.
 
-use super::bits::{self, BitString, BitWriter};
+use super::bits::{BitString, BitWriter};
 use super::cluster::{CLUSTERS_MAX, fit};
 use super::huffman::{Lengths, Tree};
+use super::lags::LAG_BITS;
 use crate::error::CodecError;
 use crate::isa::{Isa, per_isa};
 use crate::masked::Masked;
 
 /// Flag in the byte that counts clusters.
 const LAGGED: u8 = 0x80;
-/// Furthest token before that a sign is compared to.
-const LAG_MAX: usize = 3;
-const LAG_BITS: usize = 2;
-/// Most clusters an encoder makes. Each level of the tree over channels is a pass over the plane: twice
-/// as many save 0.5 % of the bytes and take 15 % more time to decode.
+/// Most clusters an encoder makes. Every word of a plane is woven from a part of each: twice as many
+/// save 0.5 % of the bytes and take 15 % more time to decode.
 const CLUSTERS: usize = 4;
 /// Symbols that pay for one more cluster's code.
 const SYMBOLS_PER_CLUSTER: usize = 3072;
@@ -78,22 +76,23 @@ impl Model {
     }
 
     /// Inverse of `write`; takes what it reads off `bytes`.
-    pub(super) fn parse(isa: Isa, bytes: &mut &[u8], channels: usize) -> Result<Self, CodecError> {
+    pub(super) fn parse(bytes: &mut &[u8], channels: usize) -> Result<Self, CodecError> {
         let (&[offset, clusters], rest) = bytes.split_first_chunk().ok_or(DAMAGED)?;
         let (lagged, clusters) = (clusters & LAGGED != 0, usize::from(clusters & !LAGGED));
         if clusters == 0 || clusters > CLUSTERS_MAX {
             return Err(DAMAGED);
         }
         let lag_bits = if lagged { LAG_BITS } else { 0 };
-        let each = label_bits(clusters) + lag_bits;
+        let label_bits = label_bits(clusters);
+        let each = label_bits + lag_bits;
         let (packed, rest) = rest.split_at_checked((channels * each).div_ceil(8)).ok_or(DAMAGED)?;
         let mut bits = BitString::default();
-        bits::load(isa, &mut bits, packed);
-        let field = |channel: usize, at: usize, width: usize| {
-            (bits.word(channel * each + at) & ((1 << width) - 1)) as u8
-        };
-        let labels: Vec<u8> = (0..channels).map(|c| field(c, 0, label_bits(clusters))).collect();
-        let lags = (0..channels).map(|c| field(c, label_bits(clusters), lag_bits)).collect();
+        bits.load(packed);
+        let (mut labels, mut lags) = (Vec::with_capacity(channels), Vec::with_capacity(channels));
+        for field in (0..channels).map(|channel| bits.word(channel * each)) {
+            labels.push((field & ((1 << label_bits) - 1)) as u8);
+            lags.push((field >> label_bits & ((1 << lag_bits) - 1)) as u8);
+        }
         *bytes = rest;
         let trees: Vec<Tree> =
             (0..clusters).map(|_| Lengths::parse(bytes)).collect::<Result<_, _>>()?;
@@ -128,99 +127,4 @@ unsafe fn cluster_channels_on<K: Masked>(
     let mut labels = Vec::new();
     let clusters = fit(histograms, width, clusters, &mut labels);
     (labels, clusters)
-}
-
-per_isa! {
-    /// For each channel, the lag that leaves its signs most one-sided; 0 for none.
-    pub(super) fn choose_lags(symbols: &[u8], channels: usize) -> Vec<u8> = choose_lags_on
-}
-
-#[inline(always)]
-unsafe fn choose_lags_on<K: Masked>(symbols: &[u8], channels: usize) -> Vec<u8> {
-    // Counters have 16 bits: a longer plane's first tokens stand for it.
-    let tokens = (symbols.len() / channels).min(usize::from(u16::MAX));
-    let symbols = &symbols[..tokens * channels];
-    let mut lags = vec![0; channels];
-    let mut best = minorities(symbols, &vec![0; symbols.len()], channels);
-    for lag in 1..=LAG_MAX.min(tokens - 1) {
-        let of_lag = minorities(&symbols[lag * channels..], symbols, channels);
-        for ((best, lags), of_lag) in best.iter_mut().zip(&mut lags).zip(of_lag) {
-            if of_lag < *best {
-                (*best, *lags) = (of_lag, lag as u8);
-            }
-        }
-    }
-    lags
-}
-
-/// For each channel, how often its signs differ from those `before`, or how often they do not.
-#[inline(always)]
-fn minorities(now: &[u8], before: &[u8], channels: usize) -> Vec<u16> {
-    let mut ones = vec![0u16; channels];
-    for (now, before) in now.chunks_exact(channels).zip(before.chunks_exact(channels)) {
-        for ((ones, now), before) in ones.iter_mut().zip(now).zip(before) {
-            *ones += u16::from((now ^ before) & 1);
-        }
-    }
-    let all = (now.len() / channels) as u16;
-    ones.iter_mut().for_each(|ones| *ones = (*ones).min(all - *ones));
-    ones
-}
-
-per_isa! {
-    /// Replace each sign by its change since the channel's lag; the first tokens keep theirs.
-    pub(super) fn apply_lags(symbols: &mut [u8], lags: &[u8]) = apply_lags_on
-}
-
-#[inline(always)]
-unsafe fn apply_lags_on<K: Masked>(symbols: &mut [u8], lags: &[u8]) {
-    change_signs::<true>(symbols, lags);
-}
-
-per_isa! {
-    /// Inverse of `apply_lags`.
-    pub(super) fn undo_lags(symbols: &mut [u8], lags: &[u8]) = undo_lags_on
-}
-
-#[inline(always)]
-unsafe fn undo_lags_on<K: Masked>(symbols: &mut [u8], lags: &[u8]) {
-    change_signs::<false>(symbols, lags);
-}
-
-/// Flip the symbols whose sign is set a lag before: as it was with `APPLY`, else as it has become.
-#[inline(always)]
-fn change_signs<const APPLY: bool>(symbols: &mut [u8], lags: &[u8]) {
-    if lags.iter().all(|lag| *lag == 0) {
-        return;
-    }
-    let whole = change_columns::<64, APPLY>(symbols, lags, 0);
-    let most = change_columns::<16, APPLY>(symbols, lags, whole);
-    change_columns::<1, APPLY>(symbols, lags, most);
-}
-
-/// `WIDTH` channels at a time, from `first` on, as long as there are so many; returns the next one.
-/// Down a few columns, the last rows stay in registers.
-#[inline(always)]
-fn change_columns<const WIDTH: usize, const APPLY: bool>(
-    symbols: &mut [u8],
-    lags: &[u8],
-    first: usize,
-) -> usize {
-    let columns = lags[first..].as_chunks::<WIDTH>().0;
-    for (number, lags_here) in columns.iter().enumerate() {
-        let start = first + number * WIDTH;
-        let mask = |lag| lags_here.map(|of| u8::from(of == lag));
-        let (mask1, mask2, mask3) = (mask(1), mask(2), mask(3));
-        // Before the first token no sign is set.
-        let (mut before1, mut before2, mut before3) = ([0; WIDTH], [0; WIDTH], [0; WIDTH]);
-        for token in symbols.chunks_exact_mut(lags.len()) {
-            let Some(now) = token[start..].first_chunk_mut::<WIDTH>() else { return start };
-            let was = *now;
-            for (i, symbol) in now.iter_mut().enumerate() {
-                *symbol ^= before1[i] & mask1[i] ^ before2[i] & mask2[i] ^ before3[i] & mask3[i];
-            }
-            (before3, before2, before1) = (before2, before1, if APPLY { was } else { *now });
-        }
-    }
-    first + columns.len() * WIDTH
 }

@@ -1,40 +1,37 @@
-//! The tree a plane's symbols are sorted through.
+//! The tree a cluster's symbols are sorted through.
 //!
-//! Its upper nodes part the channels by cluster; their bits follow from the labels, a pattern that
-//! repeats with every token, and are not stored. Its lower nodes part the symbols by the cluster's
-//! code; their bits are stored node by node, a node before its sides, left before right. A side of one
-//! leaf needs no bits. Decoding rebuilds the nodes from the leaves up by merging their sides; encoding
-//! goes down by splitting.
-
-use std::ops::Range;
+//! A node parts the symbols of its leaves by the next bit of their codes; the bits are stored node by
+//! node, in the order of the tree's nodes. A side that is a leaf needs no bits. Encoding goes down the
+//! nodes and splits, decoding comes back up and merges. A node is done with one side before it begins
+//! the other, so a pair of buffers per depth holds the sides of all nodes in work.
 
 use super::bits::{BitString, BitWriter};
-use super::huffman::{LENGTH_MAX, Tree};
+use super::huffman::{LENGTH_MAX, Node, Tree};
 use crate::error::CodecError;
-use crate::isa::{Isa, per_isa, prefetch};
-use crate::masked::{Masked, SLACK, Side, Words, merge, split};
+use crate::isa::{per_isa, prefetch_line};
+use crate::masked::{Masked, SLACK, Side, merge, split};
 
-/// Depth of the channel tree, of the deepest symbol tree, and its leaves.
-const DEPTH: usize = 4 + LENGTH_MAX as usize + 1;
+const DEPTHS: usize = LENGTH_MAX as usize;
 
-/// Both sides of the node being worked on, per depth.
-#[derive(Debug)]
-pub(super) struct Levels([[Vec<u8>; 2]; DEPTH]);
-
-impl Default for Levels {
-    fn default() -> Self {
-        Self(std::array::from_fn(|_| Default::default()))
-    }
+/// Buffers of a tree's nodes.
+#[derive(Debug, Default)]
+pub(super) struct Levels {
+    /// Both sides of a node, per depth.
+    sides: [[Vec<u8>; 2]; DEPTHS],
+    /// Each node's bits.
+    spans: Vec<Span>,
 }
 
-impl Levels {
-    /// All of them.
-    pub(super) fn all(&mut self) -> &mut [[Vec<u8>; 2]] {
-        &mut self.0
-    }
+/// Where the bits of a node begin, how many they are, and how many of them are set.
+#[derive(Debug)]
+struct Span {
+    at: usize,
+    len: usize,
+    rights: usize,
 }
 
 /// Make a buffer hold `len` symbols and the slack vectors need.
+#[inline(always)]
 pub(super) fn make_room(buffer: &mut Vec<u8>, len: usize) {
     if buffer.len() < len + SLACK {
         buffer.resize(len + SLACK, 0);
@@ -42,290 +39,139 @@ pub(super) fn make_room(buffer: &mut Vec<u8>, len: usize) {
 }
 
 per_isa! {
-    fn merge_stored(
-        bits: &BitString, at: usize, len: usize, left: Side<'_>, right: Side<'_>, out: &mut [u8],
-    ) = merge_stored_on
-}
-per_isa! {
-    fn merge_pattern(
-        bits: &BitString, len: usize, left: Side<'_>, right: Side<'_>, out: &mut [u8],
-    ) = merge_pattern_on
-}
-per_isa! {
-    fn split_pattern(
-        bits: &BitString, values: &[u8], len: usize, left: &mut [u8], right: &mut [u8],
-    ) -> usize = split_pattern_on
-}
-per_isa! {
-    fn split_symbols(
-        pivot: u8, values: &[u8], len: usize, left: &mut [u8], right: &mut [u8], bits: &mut BitWriter,
-    ) -> usize = split_symbols_on
-}
-per_isa! {
-    fn ones(bits: &BitString, at: usize, len: usize) -> usize = ones_on
-}
-
-// SAFETY of the five functions below: the caller vouches for the features of `K`.
-
-#[inline(always)]
-unsafe fn merge_stored_on<K: Masked>(
-    bits: &BitString,
-    at: usize,
-    len: usize,
-    left: Side<'_>,
-    right: Side<'_>,
-    out: &mut [u8],
-) {
-    // SAFETY: see above.
-    unsafe { merge::<K>(bits.from(at), len, left, right, out) }
+    /// Store the first `len` of `symbols`, each of which has a leaf. Padded by `SLACK`; overwritten.
+    pub(super) fn write(
+        tree: &Tree, symbols: &mut [u8], len: usize, levels: &mut Levels, bits: &mut BitWriter,
+    ) = write_on
 }
 
 #[inline(always)]
-unsafe fn merge_pattern_on<K: Masked>(
-    bits: &BitString,
+unsafe fn write_on<K: Masked>(
+    tree: &Tree,
+    symbols: &mut [u8],
     len: usize,
-    left: Side<'_>,
-    right: Side<'_>,
-    out: &mut [u8],
-) {
-    // SAFETY: see above.
-    unsafe { merge::<K>(bits.cycle(), len, left, right, out) }
-}
-
-#[inline(always)]
-unsafe fn split_pattern_on<K: Masked>(
-    bits: &BitString,
-    values: &[u8],
-    len: usize,
-    left: &mut [u8],
-    right: &mut [u8],
-) -> usize {
-    let mut masks = bits.cycle();
-    // SAFETY: see above.
-    unsafe { split::<K>(values, len, |_| masks.next(), left, right) }
-}
-
-#[inline(always)]
-unsafe fn split_symbols_on<K: Masked>(
-    pivot: u8,
-    values: &[u8],
-    len: usize,
-    left: &mut [u8],
-    right: &mut [u8],
+    levels: &mut Levels,
     bits: &mut BitWriter,
-) -> usize {
-    let mut left_to_put = len;
-    let mask = |values: &[u8]| {
-        let count = left_to_put.min(64);
-        left_to_put -= count;
-        // SAFETY: see above; `split` gives 64 values.
-        let mask = unsafe { K::at_least64(values.as_ptr(), pivot) } & (u64::MAX >> (64 - count));
-        bits.put(mask, count);
-        mask
-    };
-    // SAFETY: see above.
-    unsafe { split::<K>(values, len, mask, left, right) }
+) {
+    let numbers = tree.numbers();
+    symbols[..len].iter_mut().for_each(|value| *value = numbers[usize::from(*value)]);
+    let mut lens = [[0; 2]; DEPTHS + 1];
+    lens[0][0] = len;
+    for Node { depth, side, middle, .. } in &tree.nodes {
+        let (depth, side) = (usize::from(*depth), usize::from(*side));
+        let len = lens[depth][side];
+        let (above, below) = levels.sides.split_at_mut(depth);
+        let values = above.last().map_or(&*symbols, |sides| &sides[side]);
+        let [left, right] = &mut below[0];
+        make_room(left, len);
+        make_room(right, len);
+        let mut left_to_put = len;
+        let mask = |values: &[u8]| {
+            let count = left_to_put.min(64);
+            left_to_put -= count;
+            // SAFETY: by the caller's promise; `split` gives 64 values.
+            let mask = unsafe { K::at_least64(values.as_ptr(), *middle) };
+            let mask = mask & (u64::MAX >> (64 - count));
+            bits.put(mask, count);
+            mask
+        };
+        // SAFETY: by the caller's promise.
+        let rights = unsafe { split::<K>(values, len, mask, left, right) };
+        lens[depth + 1] = [len - rights, rights];
+    }
+}
+
+/// Bits being read, and bytes that are asked for meanwhile.
+pub(super) struct Source<'a> {
+    bits: &'a BitString,
+    /// Bits read.
+    at: usize,
+    later: &'a [u8],
+    /// Bytes to ask for with each word, so that all of `later` is when the bits end.
+    step: usize,
+    asked: usize,
+}
+
+impl<'a> Source<'a> {
+    /// Read `bits`; `later` is read next, and asked for while memory is idle.
+    pub(super) fn new(bits: &'a BitString, later: &'a [u8]) -> Self {
+        let step = later.len().div_ceil(bits.len() / 64 + 1);
+        Self { bits, at: 0, later, step, asked: 0 }
+    }
+
+    /// Bits read.
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+}
+
+per_isa! {
+    /// Inverse of `write`, into the first `len` bytes of `out`, which is padded by `SLACK`.
+    pub(super) fn read(
+        tree: &Tree, len: usize, levels: &mut Levels, source: &mut Source<'_>, out: &mut [u8],
+    ) -> Result<(), CodecError> = read_on
 }
 
 #[inline(always)]
-unsafe fn ones_on<K: Masked>(bits: &BitString, at: usize, len: usize) -> usize {
-    bits.ones(at, len)
-}
-
-/// A node over channels: which of them go right, and both sides' labels.
-struct Parted {
-    pattern: BitString,
-    left: Vec<u8>,
-    right: Vec<u8>,
-}
-
-impl Parted {
-    fn new(labels: &[u8], middle: u8) -> Self {
-        let mut pattern = BitWriter::default();
-        let (mut left, mut right) = (vec![0; labels.len()], vec![0; labels.len()]);
-        let (mut lefts, mut rights) = (0, 0);
-        for labels in labels.chunks(64) {
-            let mut bits = 0;
-            for (at, label) in labels.iter().enumerate() {
-                // Both sides take it, and one keeps it: no branch to mispredict.
-                let goes_right = *label >= middle;
-                (left[lefts], right[rights]) = (*label, *label);
-                lefts += usize::from(!goes_right);
-                rights += usize::from(goes_right);
-                bits |= u64::from(goes_right) << at;
+unsafe fn read_on<K: Masked>(
+    tree: &Tree,
+    len: usize,
+    levels: &mut Levels,
+    source: &mut Source<'_>,
+    out: &mut [u8],
+) -> Result<(), CodecError> {
+    if let [symbol] = tree.leaves[..] {
+        out[..len].fill(symbol);
+        return Ok(());
+    }
+    find_spans(tree, len, &mut levels.spans, source)?;
+    let Source { bits, later, step, mut asked, .. } = *source;
+    for (node, span) in tree.nodes.iter().zip(&levels.spans).rev() {
+        let (above, below) = levels.sides.split_at_mut(usize::from(node.depth));
+        let out = match above.last_mut() {
+            Some(sides) => {
+                let side = &mut sides[usize::from(node.side)];
+                make_room(side, span.len);
+                &mut side[..]
             }
-            pattern.put(bits, labels.len());
-        }
-        left.truncate(lefts);
-        right.truncate(rights);
-        Self { pattern: BitString::repeating(&pattern), left, right }
+            None => &mut *out,
+        };
+        let [left, right] = [0, 1].map(|side| match node.symbols[side] {
+            Some(symbol) => Side::Same(symbol),
+            None => Side::Stream(&below[0][side]),
+        });
+        let masks = bits.words(span.at, span.len).inspect(|_| {
+            prefetch_line(later, asked);
+            asked += step;
+        });
+        // SAFETY: by the caller's promise; `find_spans` counted these bits.
+        unsafe { merge::<K>(masks, (span.len, span.rights), left, right, out) };
     }
+    source.asked = asked;
+    Ok(())
 }
 
-/// Codes the symbols of a plane.
-pub(super) struct Writer<'a> {
-    pub(super) isa: Isa,
-    pub(super) trees: &'a [Tree],
-    pub(super) bits: &'a mut BitWriter,
-}
-
-impl Writer<'_> {
-    /// Store the first `len` of `values`, symbols of channels with these labels in turn, all of them
-    /// in `clusters`. Padded by `SLACK`; overwritten.
-    pub(super) fn channels(
-        &mut self,
-        labels: &[u8],
-        clusters: Range<u8>,
-        values: &mut [u8],
-        len: usize,
-        levels: &mut [[Vec<u8>; 2]],
-    ) {
-        if clusters.len() == 1 {
-            let tree = &self.trees[usize::from(clusters.start)];
-            let leaves = tree.leaves();
-            values[..len].iter_mut().for_each(|value| *value = leaves[usize::from(*value)]);
-            return self.symbols(tree, 0..tree.len(), 0, values, len, levels);
-        }
-        let middle = clusters.start + clusters.len() as u8 / 2;
-        let parted = Parted::new(labels, middle);
-        let ([left, right], deeper) = sides(levels, len);
-        let rights = split_pattern(self.isa, &parted.pattern, values, len, left, right);
-        self.channels(&parted.left, clusters.start..middle, left, len - rights, deeper);
-        self.channels(&parted.right, middle..clusters.end, right, rights, deeper);
-    }
-
-    /// Store leaf numbers.
-    fn symbols(
-        &mut self,
-        tree: &Tree,
-        leaves: Range<usize>,
-        depth: usize,
-        values: &[u8],
-        len: usize,
-        levels: &mut [[Vec<u8>; 2]],
-    ) {
-        if leaves.len() == 1 {
-            return;
-        }
-        let middle = tree.middle(leaves.start, leaves.end, depth);
-        let ([left, right], deeper) = sides(levels, len);
-        let rights = split_symbols(self.isa, middle as u8, values, len, left, right, self.bits);
-        self.symbols(tree, leaves.start..middle, depth + 1, left, len - rights, deeper);
-        self.symbols(tree, middle..leaves.end, depth + 1, right, rights, deeper);
-    }
-}
-
-/// The buffers of a node's sides, either of which may get all `len` symbols.
-fn sides(levels: &mut [[Vec<u8>; 2]], len: usize) -> (&mut [Vec<u8>; 2], &mut [[Vec<u8>; 2]]) {
-    let (sides, deeper) = levels.split_at_mut(1);
-    sides[0].iter_mut().for_each(|side| make_room(side, len));
-    (&mut sides[0], deeper)
-}
-
-/// Decodes the symbols of a plane.
-pub(super) struct Reader<'a> {
-    pub(super) isa: Isa,
-    pub(super) trees: &'a [Tree],
-    pub(super) bits: &'a BitString,
-    /// Bits read.
-    pub(super) at: usize,
-    /// What is read next, asked for while memory is idle.
-    pub(super) later: &'a [u8],
-}
-
-/// Bytes asked for at each node: those of a plane, over all of its nodes.
-const ASKED: usize = 768;
-
-impl Reader<'_> {
-    /// Inverse of `Writer::channels`: `len` symbols into `out`.
-    pub(super) fn plane(
-        &mut self,
-        labels: &[u8],
-        len: usize,
-        levels: &mut [[Vec<u8>; 2]],
-        out: &mut Vec<u8>,
-    ) -> Result<(), CodecError> {
-        let clusters = 0..self.trees.len() as u8;
-        make_room(out, len);
-        self.channels(labels, clusters.clone(), len, levels, out)?;
-        if let Side::Same(symbol) = self.side_of_channels(&clusters, out) {
-            out[..len].fill(symbol);
-        }
-        Ok(())
-    }
-
-    /// Rebuild a node over channels; nothing if it is a single symbol.
-    fn channels(
-        &mut self,
-        labels: &[u8],
-        clusters: Range<u8>,
-        len: usize,
-        levels: &mut [[Vec<u8>; 2]],
-        out: &mut Vec<u8>,
-    ) -> Result<(), CodecError> {
-        if clusters.len() == 1 {
-            let tree = &self.trees[usize::from(clusters.start)];
-            return self.symbols(tree, 0..tree.len(), 0, len, levels, out);
-        }
-        let middle = clusters.start + clusters.len() as u8 / 2;
-        let parted = Parted::new(labels, middle);
-        let ([left, right], deeper) = levels.split_first_mut().ok_or(TOO_DEEP)?;
-        let tokens = len / labels.len();
-        let (lefts, rights) = (tokens * parted.left.len(), tokens * parted.right.len());
-        let (low, high) = (clusters.start..middle, middle..clusters.end);
-        self.channels(&parted.left, low.clone(), lefts, deeper, left)?;
-        self.channels(&parted.right, high.clone(), rights, deeper, right)?;
-        make_room(out, len);
-        let (low, high) = (self.side_of_channels(&low, left), self.side_of_channels(&high, right));
-        merge_pattern(self.isa, &parted.pattern, len, low, high, out);
-        Ok(())
-    }
-
-    /// Rebuild a node over symbols; nothing if it is a leaf.
-    fn symbols(
-        &mut self,
-        tree: &Tree,
-        leaves: Range<usize>,
-        depth: usize,
-        len: usize,
-        levels: &mut [[Vec<u8>; 2]],
-        out: &mut Vec<u8>,
-    ) -> Result<(), CodecError> {
-        if leaves.len() == 1 {
-            return Ok(());
-        }
-        let ([left, right], deeper) = levels.split_first_mut().ok_or(TOO_DEEP)?;
-        prefetch(self.later, 0, ASKED);
-        self.later = self.later.get(ASKED..).unwrap_or(&[]);
-        let middle = tree.middle(leaves.start, leaves.end, depth);
-        let start = self.at;
-        if len > self.bits.len() - start {
+/// Where the bits of each node are: how many of a node's are set tells how long its sides are.
+#[inline(always)]
+fn find_spans(
+    tree: &Tree,
+    len: usize,
+    spans: &mut Vec<Span>,
+    source: &mut Source<'_>,
+) -> Result<(), CodecError> {
+    let mut lens = [[0; 2]; DEPTHS + 1];
+    lens[0][0] = len;
+    spans.clear();
+    for Node { depth, side, .. } in &tree.nodes {
+        let (depth, side) = (usize::from(*depth), usize::from(*side));
+        let (at, len) = (source.at, lens[depth][side]);
+        if len > source.bits.len() - at {
             return Err(CodecError::Damaged("dense plane too short"));
         }
-        self.at += len;
-        let rights = ones(self.isa, self.bits, start, len);
-        let (low, high) = (leaves.start..middle, middle..leaves.end);
-        self.symbols(tree, low.clone(), depth + 1, len - rights, deeper, left)?;
-        self.symbols(tree, high.clone(), depth + 1, rights, deeper, right)?;
-        make_room(out, len);
-        let (low, high) = (side(tree, &low, left), side(tree, &high, right));
-        merge_stored(self.isa, self.bits, start, len, low, high, out);
-        Ok(())
+        let rights = source.bits.ones(at, len);
+        lens[depth + 1] = [len - rights, rights];
+        source.at += len;
+        spans.push(Span { at, len, rights });
     }
-
-    fn side_of_channels<'o>(&self, clusters: &Range<u8>, stream: &'o [u8]) -> Side<'o> {
-        let tree = &self.trees[usize::from(clusters.start)];
-        if clusters.len() == 1 {
-            side(tree, &(0..tree.len()), stream)
-        } else {
-            Side::Stream(stream)
-        }
-    }
+    Ok(())
 }
-
-/// What `symbols` made of these leaves.
-fn side<'o>(tree: &Tree, leaves: &Range<usize>, stream: &'o [u8]) -> Side<'o> {
-    if leaves.len() == 1 { Side::Same(tree.symbol(leaves.start)) } else { Side::Stream(stream) }
-}
-
-const TOO_DEEP: CodecError = CodecError::Damaged("dense code too long");

@@ -1,9 +1,10 @@
 //! Bytes under masks: the operations vector instruction sets differ in.
 //!
-//! `merge` interleaves two streams by a bit per byte, `split` is its inverse; `fill` replaces marked
-//! bytes by the next ones of a list, `spill` collects them. One implementation per instruction set;
-//! the defaults here are the scalar oracle. Working memory is padded by [`SLACK`], so that a
-//! vector may read and write past the end of a stream.
+//! `merge` interleaves two streams by a bit per byte, `split` is its inverse; `expand_onto` puts the
+//! next bytes of a stream where bits are set, `compress` is its inverse; `fill` replaces marked bytes
+//! by the next ones of a list, `spill` collects them. One implementation per instruction set; the
+//! defaults here are the scalar oracle. Working memory is padded by [`SLACK`], so that a vector may
+//! read and write past the end of a stream.
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -31,12 +32,6 @@ pub(crate) enum Side<'a> {
     Stream(&'a [u8]),
 }
 
-/// A source of 64 mask bits at a time, lowest bit first.
-pub(crate) trait Words {
-    /// The next 64 bits.
-    fn next(&mut self) -> u64;
-}
-
 /// The operations, `#[inline(always)]` into a function that has the instruction set's features.
 ///
 /// # Safety
@@ -57,11 +52,30 @@ pub(crate) trait Masked {
         }
     }
 
-    /// Byte `i` is the next one of `stream` where bit `i` is set, else `rest`.
+    /// Byte `i` becomes the next one of `stream` where bit `i` is set, and stays what it is elsewhere.
     #[inline(always)]
-    unsafe fn expand64(mask: u64, stream: *const u8, rest: u8, out: *mut u8) {
-        // SAFETY: by the trait's contract.
-        unsafe { Self::merge64(mask, [rest; 64].as_ptr(), stream, out) }
+    unsafe fn expand_onto64(mut mask: u64, mut stream: *const u8, out: *mut u8) {
+        while mask != 0 {
+            // SAFETY: at most 64 bytes of each, by the trait's contract.
+            unsafe {
+                *out.add(mask.trailing_zeros() as usize) = *stream;
+                stream = stream.add(1);
+            }
+            mask &= mask - 1;
+        }
+    }
+
+    /// Bytes whose bit is set go to `ones`, in order; it may be overwritten up to 64 bytes.
+    #[inline(always)]
+    unsafe fn compress64(mut mask: u64, values: *const u8, mut ones: *mut u8) {
+        while mask != 0 {
+            // SAFETY: as above.
+            unsafe {
+                *ones = *values.add(mask.trailing_zeros() as usize);
+                ones = ones.add(1);
+            }
+            mask &= mask - 1;
+        }
     }
 
     /// Byte `i` is `one` where bit `i` is set, else `zero`.
@@ -135,46 +149,49 @@ fn marks(codes: &[u8; 8]) -> u64 {
     (u64::from_le_bytes(*codes) + 0x0101_0101_0101_0101) >> 3 & 0x0101_0101_0101_0101
 }
 
-/// Interleave `left` (clear bits) and `right` (set bits) into the first `len` bytes of `out`. All
-/// buffers are padded by `SLACK`.
+/// Interleave `left` (clear bits) and `right` (set bits) into the first `len` bytes of `out`, by words
+/// of 64 bits, `rights` of the first `len` being set. All buffers are padded by `SLACK`.
 ///
 /// # Safety
-/// The features of `K` are there.
+/// The features of `K` are there, and no more bits are set, nor clear, than `rights` and `len` say.
 ///
 /// # Panics
-/// When a stream ends before the bits that take from it do.
+/// When a stream is too short.
 #[inline(always)]
 pub(crate) unsafe fn merge<K: Masked>(
-    mut masks: impl Words,
-    len: usize,
+    masks: impl Iterator<Item = u64>,
+    (len, rights): (usize, usize),
     left: Side<'_>,
     right: Side<'_>,
     out: &mut [u8],
 ) {
-    let words = out[..len.next_multiple_of(64)].chunks_exact_mut(64).map(<[u8]>::as_mut_ptr);
-    let (mut zeros, mut ones) = (0, 0);
-    // SAFETY: every pointer is to 64 bytes of a slice, and the caller vouches for the features.
+    let start = |side, len| match side {
+        Side::Same(_) => std::ptr::null(),
+        Side::Stream(stream) => stream[..len + SLACK].as_ptr(),
+    };
+    let (mut zeros, mut ones) = (start(left, len - rights), start(right, rights));
+    let words = masks.zip(&mut out.as_chunks_mut::<64>().0[..len.div_ceil(64)]);
+    // SAFETY: the bits before a word take no more from a stream than all do, and 64 bytes behind those
+    // are in the stream; the caller vouches for the features.
     unsafe {
         match (left, right) {
             (Side::Same(zero), Side::Same(one)) => {
-                words.for_each(|out| K::choose64(masks.next(), zero, one, out));
+                words.for_each(|(mask, out)| K::choose64(mask, zero, one, out.as_mut_ptr()));
             }
-            (Side::Same(rest), Side::Stream(right)) => words.for_each(|out| {
-                let mask = masks.next();
-                K::expand64(mask, right[ones..ones + 64].as_ptr(), rest, out);
-                ones += mask.count_ones() as usize;
+            (Side::Same(rest), Side::Stream(_)) => words.for_each(|(mask, out)| {
+                *out = [rest; 64];
+                K::expand_onto64(mask, ones, out.as_mut_ptr());
+                ones = ones.add(mask.count_ones() as usize);
             }),
-            (Side::Stream(left), Side::Same(rest)) => words.for_each(|out| {
-                let mask = !masks.next();
-                K::expand64(mask, left[zeros..zeros + 64].as_ptr(), rest, out);
-                zeros += mask.count_ones() as usize;
+            (Side::Stream(_), Side::Same(rest)) => words.for_each(|(mask, out)| {
+                *out = [rest; 64];
+                K::expand_onto64(!mask, zeros, out.as_mut_ptr());
+                zeros = zeros.add(mask.count_zeros() as usize);
             }),
-            (Side::Stream(left), Side::Stream(right)) => words.for_each(|out| {
-                let mask = masks.next();
-                let (low, high) = (&left[zeros..zeros + 64], &right[ones..ones + 64]);
-                K::merge64(mask, low.as_ptr(), high.as_ptr(), out);
-                ones += mask.count_ones() as usize;
-                zeros += mask.count_zeros() as usize;
+            (Side::Stream(_), Side::Stream(_)) => words.for_each(|(mask, out)| {
+                K::merge64(mask, zeros, ones, out.as_mut_ptr());
+                ones = ones.add(mask.count_ones() as usize);
+                zeros = zeros.add(mask.count_zeros() as usize);
             }),
         }
     }

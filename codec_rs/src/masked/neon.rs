@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 
 use super::Masked;
-use super::table::{MERGE, ONES, ZEROS};
+use super::table::{MERGE, ONES, ONTO, ZEROS};
 
 /// Baseline vectors of aarch64.
 pub(crate) struct Neon;
@@ -21,6 +21,34 @@ impl Masked for Neon {
                 vst1_u8(out.add(8 * group), vqtbl1_u8(both, order));
                 ones = ones.add(bits.count_ones() as usize);
                 zeros = zeros.add(8 - bits.count_ones() as usize);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn expand_onto64(mask: u64, mut stream: *const u8, out: *mut u8) {
+        for group in 0..8 {
+            let bits = mask >> (8 * group) & 0xFF;
+            // SAFETY: as above.
+            unsafe {
+                let out = out.add(8 * group);
+                let both = vcombine_u8(vld1_u8(out), vld1_u8(stream));
+                let order = vld1_u8(ONTO[bits as usize].as_ptr());
+                vst1_u8(out, vqtbl1_u8(both, order));
+                stream = stream.add(bits.count_ones() as usize);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn compress64(mask: u64, values: *const u8, mut ones: *mut u8) {
+        for group in 0..8 {
+            let bits = mask >> (8 * group) & 0xFF;
+            // SAFETY: before group 7 at most 56 bytes were written, so 8 more fit.
+            unsafe {
+                let values = vld1_u8(values.add(8 * group));
+                vst1_u8(ones, vtbl1_u8(values, vld1_u8(ONES[bits as usize].as_ptr())));
+                ones = ones.add(bits.count_ones() as usize);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::table::{MERGE, ONES, ZEROS};
+use super::table::{MERGE, ONES, ONTO, ZEROS};
 use super::{ESCAPE, Masked};
 
 /// AVX-512 with BW, VL and VBMI2.
@@ -21,12 +21,21 @@ impl Masked for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn expand64(mask: u64, stream: *const u8, rest: u8, out: *mut u8) {
+    unsafe fn expand_onto64(mask: u64, stream: *const u8, out: *mut u8) {
         // SAFETY: as above.
         unsafe {
-            let rest = _mm512_set1_epi8(rest as i8);
-            let both = _mm512_mask_expand_epi8(rest, mask, _mm512_loadu_si512(stream.cast()));
-            _mm512_storeu_si512(out.cast(), both);
+            let (before, next) =
+                (_mm512_loadu_si512(out.cast()), _mm512_loadu_si512(stream.cast()));
+            _mm512_storeu_si512(out.cast(), _mm512_mask_expand_epi8(before, mask, next));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn compress64(mask: u64, values: *const u8, ones: *mut u8) {
+        // SAFETY: as above.
+        unsafe {
+            let values = _mm512_loadu_si512(values.cast());
+            _mm512_storeu_si512(ones.cast(), _mm512_maskz_compress_epi8(mask, values));
         }
     }
 
@@ -61,19 +70,19 @@ impl Masked for Avx512 {
 
     #[inline(always)]
     unsafe fn fill(bytes: &mut [u8], list: &[u8], at: &mut usize) {
-        for chunk in bytes.chunks_mut(64) {
-            // SAFETY: masked loads and stores touch only bytes inside the chunk and the list.
+        let (chunks, rest) = bytes.as_chunks_mut::<64>();
+        for chunk in chunks {
+            // SAFETY: by the caller's promise. What a whole store wrote can be loaded again at once.
             unsafe {
-                let inside = _bzhi_u64(u64::MAX, chunk.len() as u32);
-                let codes = _mm512_maskz_loadu_epi8(inside, chunk.as_ptr().cast());
-                let marks = _mm512_cmpeq_epi8_mask(codes, _mm512_set1_epi8(ESCAPE as i8));
-                let from = (*at).min(list.len());
-                let left = _bzhi_u64(u64::MAX, (list.len() - from).min(64) as u32);
-                let next = _mm512_maskz_loadu_epi8(left, list.as_ptr().add(from).cast());
-                let filled = _mm512_mask_expand_epi8(codes, marks, next);
-                _mm512_mask_storeu_epi8(chunk.as_mut_ptr().cast(), inside, filled);
-                *at += marks.count_ones() as usize;
+                let codes = _mm512_loadu_si512(chunk.as_ptr().cast());
+                _mm512_storeu_si512(chunk.as_mut_ptr().cast(), filled64(codes, list, at));
             }
+        }
+        // SAFETY: as above; masked loads and stores touch only bytes inside the rest.
+        unsafe {
+            let inside = _bzhi_u64(u64::MAX, rest.len() as u32);
+            let codes = _mm512_maskz_loadu_epi8(inside, rest.as_ptr().cast());
+            _mm512_mask_storeu_epi8(rest.as_mut_ptr().cast(), inside, filled64(codes, list, at));
         }
     }
 
@@ -96,6 +105,23 @@ impl Masked for Avx512 {
     }
 }
 
+/// `codes` with the next bytes of the list in place of escapes.
+#[inline(always)]
+unsafe fn filled64(codes: __m512i, list: &[u8], at: &mut usize) -> __m512i {
+    let list = list.get(*at..).unwrap_or(&[]);
+    // SAFETY: the caller vouches for the features, and a masked load touches only bytes of the list.
+    unsafe {
+        let marks = _mm512_cmpeq_epi8_mask(codes, _mm512_set1_epi8(ESCAPE as i8));
+        let next = if list.len() >= 64 {
+            _mm512_loadu_si512(list.as_ptr().cast())
+        } else {
+            _mm512_maskz_loadu_epi8(_bzhi_u64(u64::MAX, list.len() as u32), list.as_ptr().cast())
+        };
+        *at += marks.count_ones() as usize;
+        _mm512_mask_expand_epi8(codes, marks, next)
+    }
+}
+
 /// AVX2 with BMI2.
 pub(crate) struct Avx2;
 
@@ -112,6 +138,34 @@ impl Masked for Avx2 {
                 store8(out.add(8 * group), _mm_shuffle_epi8(both, order));
                 ones = ones.add(bits.count_ones() as usize);
                 zeros = zeros.add(8 - bits.count_ones() as usize);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn expand_onto64(mask: u64, mut stream: *const u8, out: *mut u8) {
+        for group in 0..8 {
+            let bits = mask >> (8 * group) & 0xFF;
+            // SAFETY: as above.
+            unsafe {
+                let out = out.add(8 * group);
+                let both = _mm_unpacklo_epi64(load8(out), load8(stream));
+                let order = load8(ONTO[bits as usize].as_ptr());
+                store8(out, _mm_shuffle_epi8(both, order));
+                stream = stream.add(bits.count_ones() as usize);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn compress64(mask: u64, values: *const u8, mut ones: *mut u8) {
+        for group in 0..8 {
+            let bits = mask >> (8 * group) & 0xFF;
+            // SAFETY: before group 7 at most 56 bytes were written, so 8 more fit.
+            unsafe {
+                let values = load8(values.add(8 * group));
+                store8(ones, _mm_shuffle_epi8(values, load8(ONES[bits as usize].as_ptr())));
+                ones = ones.add(bits.count_ones() as usize);
             }
         }
     }
