@@ -40,8 +40,8 @@ class Overview:
     async def collect(self) -> dict[str, Any]:
         """The page's data, as JSON values."""
         alive = await asyncio.to_thread(ray.nodes)
-        nodes = sorted(node["NodeID"] for node in alive if node["Alive"])
-        asked_nodes = asyncio.gather(*(self._node(node) for node in nodes))
+        nodes = sorted((one["NodeID"], one["NodeManagerAddress"]) for one in alive if one["Alive"])
+        asked_nodes = asyncio.gather(*(self._node(*node) for node in nodes))
         asked_replicas = asyncio.gather(*(self._replica(one) for one in self._board.replicas()))
         return {
             "at": time.time(),
@@ -54,7 +54,7 @@ class Overview:
             "saved_prefill_s": self._journal.saved_prefill_s,
         }
 
-    async def _node(self, node: str) -> dict[str, Any] | None:
+    async def _node(self, node: str, address: str) -> dict[str, Any] | None:
         """A node's store; None for a node without one."""
         try:
             actor: Any = await asyncio.to_thread(ray.get_actor, actor_name(node), NAMESPACE)
@@ -64,9 +64,10 @@ class Overview:
             async with asyncio.timeout(ASK_S):
                 stats = await actor.stats.remote()
         except TROUBLE:
-            return {"node": node, "tiers": None}
+            return {"node": node, "address": address, "tiers": None}
         return {
             "node": node,
+            "address": address,
             "tiers": tiers(stats),
             "sessions": stats["sessions"],
             "evictions": stats["evicted_for_room"],

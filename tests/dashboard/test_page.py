@@ -72,12 +72,13 @@ def made_up() -> dict[str, Any]:
         "nodes": [
             {
                 "node": "ab" * 28,
+                "address": "10.0.0.1",
                 "tiers": [tier, nvme],
                 "sessions": 3,
                 "evictions": 17,
                 "uptime_s": 7260,
             },
-            {"node": "cd" * 28, "tiers": None},
+            {"node": "cd" * 28, "address": "10.0.0.2", "tiers": None},
         ],
         "replicas": [
             {"replica": "r1abcdefgh", "node": "ab" * 28, "engine": engine},
@@ -183,7 +184,11 @@ def test_everything_is_on_the_page(page: Any) -> None:
     assert "does not answer" in page.inner_text("#replicas tr:nth-child(2)")
     assert "00ff00ff00ff00ff" in text
     assert "4,096" in page.inner_text("#replicas tr:nth-child(1)")
+    assert "Node abababab, 10.0.0.1" in text
     assert page.locator(".chart canvas").count() == 2
+    # Without a pointer the legends tell the newest values.
+    assert "59 %" in page.inner_text("#hits .u-legend")
+    assert "310 ms" in page.inner_text("#ttft .u-legend")
     assert page.get_attribute("#hits", "aria-label").endswith("59 %")
     shot(page, "light")
 
@@ -279,6 +284,13 @@ def test_it_fits_a_phone(browser: Any, served: Served) -> None:
     phone.wait_for_selector("#status:has-text('live')")
     phone.locator("#routes button").first.click()
     assert phone.evaluate("document.documentElement.scrollWidth") <= 360
+    # Tables too: a row is a list of names and values, and still a row to a screen reader.
+    for box in phone.locator(".scroll").all():
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+    replica = phone.get_by_role("row").filter(has_text="r1abcdefgh")
+    assert replica.get_by_role("cell").count() == 6
+    named = replica.locator("td").evaluate_all("cells => cells.map(cell => cell.dataset.name)")
+    assert named == ["node", "running", "waiting", "tokens to prefill", "pool in use", "generated"]
     shot(phone, "phone")
     context.close()
 
@@ -290,7 +302,11 @@ def test_an_idle_server_has_a_page_too(browser: Any, served: Served) -> None:
     opened.goto(served.url)
     opened.wait_for_selector("#status:has-text('live')")
     assert "No request has ended yet." in opened.inner_text("#hits")
-    assert "No store runs." in opened.inner_text("#nodes")
+    assert "No store runs" in opened.inner_text("#nodes")
+    assert "No replica runs" in opened.inner_text("#replicas")
+    assert "No prompt of a whole block" in opened.inner_text("#hottest")
+    assert "No request has come yet." in opened.inner_text("#routes")
+    shot(opened, "idle")
     opened.close()
 
 

@@ -6,14 +6,26 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-function axis(format) {
+// As everywhere on the page: in the reader's own way of writing times.
+export function clock(at, options) {
+  return at == null ? "–" : new Date(1000 * at).toLocaleTimeString([], options);
+}
+
+const minute = (at) => clock(at, { hour: "numeric", minute: "2-digit" });
+
+function axis(format, room) {
   return {
     stroke: () => colour("--faint"),
     grid: { stroke: () => colour("--line"), width: 1 },
     ticks: { stroke: () => colour("--line"), width: 1 },
-    // Given as undefined, these would hide uPlot's own, which label the times.
-    ...(format && { values: (_, ticks) => ticks.map(format), size: 62 }),
+    values: (_, ticks) => ticks.map(format),
+    ...room,
   };
+}
+
+// The legend tells what is under the pointer, else the newest values.
+function tell(plot) {
+  if (plot.cursor.idx == null) plot.setLegend({ idx: plot.data[0].length - 1 });
 }
 
 // A chart in `box` of lines `[{label, colour, format}]`; `draw(data)` shows `[times, ...values]`.
@@ -29,9 +41,10 @@ export function chart(box, lines, range) {
         height: HEIGHT,
         cursor: { drag: { x: false, y: false } },
         scales: { y: { range } },
-        axes: [axis(), axis(format)],
+        hooks: { setCursor: [tell], setData: [tell], ready: [tell] },
+        axes: [axis(minute, { space: 80, size: 34 }), axis(format, { size: 62 })],
         series: [
-          {},
+          { label: "at", value: (_, at) => clock(at) },
           ...lines.map((line) => ({
             label: line.label,
             stroke: () => colour(line.colour),

@@ -1,6 +1,6 @@
 // Asks for `data` every two seconds and shows it. Nothing is kept but what is on the page.
 
-import { chart } from "./charts.js";
+import { chart, clock } from "./charts.js";
 
 const PERIOD_MS = 2000;
 const RECENT_S = 300;
@@ -83,8 +83,8 @@ function showFigures(data) {
     ["tokens not computed", percent(prompt ? sum("cached_tokens") / prompt : null)],
     ["first token, median", seconds(medians[Math.floor(medians.length / 2)])],
     ["prompt tokens", count.format(prompt)],
-    ["running", count.format(total("running"))],
-    ["waiting", count.format(total("waiting"))],
+    ["running now", count.format(total("running"))],
+    ["waiting now", count.format(total("waiting"))],
     ["prefill saved, in all", seconds(data.saved_prefill_s)],
   ];
   $("figures").replaceChildren(
@@ -96,14 +96,16 @@ function showFigures(data) {
 
 function showNodes(nodes) {
   if (nodes.length === 0) {
-    $("nodes").replaceChildren(element("p", { class: "note" }, "No store runs."));
+    const none = "No store runs: replicas compute every prompt, and share nothing.";
+    $("nodes").replaceChildren(element("p", { class: "note" }, none));
     return;
   }
   $("nodes").replaceChildren(...nodes.map(showNode));
 }
 
 function showNode(node) {
-  const made = element("div", {}, element("h3", {}, `Node ${short(node.node)}`));
+  const title = `Node ${short(node.node)}, ${node.address}`;
+  const made = element("div", {}, element("h3", { title: node.node }, title));
   if (!node.tiers) {
     made.append(element("p", { class: "note" }, "Its store does not answer; requests compute."));
     return made;
@@ -134,44 +136,54 @@ function showNode(node) {
   return made;
 }
 
-function cell(text, number = true) {
-  return element("td", number ? { class: "number" } : {}, text);
+// The rows of a table's body, or one that says why there is none. Roles are told, because a
+// narrow page shows rows as lists, and browsers then forget that they were a table's.
+function showRows(id, rows, none) {
+  const body = $(id);
+  const heads = [...body.closest("table").querySelectorAll("thead th")];
+  if (rows.length === 0) {
+    rows = [element("tr", {}, element("td", { class: "empty", colspan: heads.length }, none))];
+  }
+  for (const row of rows) {
+    row.setAttribute("role", "row");
+    [...row.children].forEach((one, column) => {
+      one.setAttribute("role", one.scope === "row" ? "rowheader" : "cell");
+      if (one.colSpan === 1 && column) one.dataset.name = heads[column].textContent;
+    });
+  }
+  body.replaceChildren(...rows);
+}
+
+function row(name, ...cells) {
+  return element("tr", {}, element("th", { scope: "row" }, element("code", {}, name)), ...cells);
+}
+
+function number(value) {
+  return element("td", { class: "number" }, count.format(value));
 }
 
 function showReplicas(replicas) {
   const rows = replicas.map(({ replica, node, engine }) => {
-    const row = element("tr", {}, element("th", { scope: "row" }, element("code", {}, replica)));
-    row.append(cell(element("code", {}, short(node)), false));
-    if (!engine) {
-      row.append(element("td", { colspan: 5 }, "does not answer"));
-      return row;
-    }
+    const where = element("td", { title: node }, element("code", {}, short(node) || "–"));
+    if (!engine) return row(replica, where, element("td", { colspan: 5 }, "does not answer"));
     const share = 1 - engine.pool_free_blocks / Math.max(engine.pool_blocks, 1);
     const label = `${percent(share)} of the pool in use`;
-    row.append(
-      cell(count.format(engine.running)),
-      cell(count.format(engine.waiting)),
-      cell(count.format(engine.outstanding_prefill_tokens)),
+    return row(
+      replica,
+      where,
+      number(engine.running),
+      number(engine.waiting),
+      number(engine.outstanding_prefill_tokens),
       element("td", {}, bar([["resident", share]], 1, label), percent(share)),
-      cell(count.format(engine.generated_tokens)),
+      number(engine.generated_tokens),
     );
-    return row;
   });
-  $("replicas").replaceChildren(...rows);
+  showRows("replicas", rows, "No replica runs: requests wait, or are refused.");
 }
 
 function showHottest(hottest) {
-  $("hottest").replaceChildren(
-    ...hottest.map((one) =>
-      element(
-        "tr",
-        {},
-        element("th", { scope: "row" }, element("code", {}, one.key)),
-        cell(count.format(one.requests)),
-        cell(count.format(one.cached_tokens)),
-      ),
-    ),
-  );
+  const rows = hottest.map((one) => row(one.key, number(one.requests), number(one.cached_tokens)));
+  showRows("hottest", rows, "No prompt of a whole block or more has come yet.");
 }
 
 // Why a replica answered, by the reasons of mooncake_serve/api/gateway.py, and whose figures follow.
@@ -220,6 +232,10 @@ function explanation(route) {
 
 function showRoutes(routes) {
   const list = $("routes");
+  if (routes.length === 0) {
+    list.replaceChildren(element("li", { class: "note" }, "No request has come yet."));
+    return;
+  }
   const focused = document.activeElement?.dataset?.route;
   list.replaceChildren(
     ...routes.map((route, index) => {
@@ -228,11 +244,15 @@ function showRoutes(routes) {
       const button = element(
         "button",
         { type: "button", "aria-expanded": shown, "data-route": name },
-        element("span", {}, new Date(1000 * route.at).toLocaleTimeString()),
+        element("span", {}, clock(route.at)),
         element("code", {}, short(route.request_id || "–")),
         element("span", {}, `to ${short(route.replica)}`),
         element("span", {}, `${count.format(route.prompt_tokens)} tokens`),
-        element("span", {}, route.ttft_s == null ? "under way" : seconds(route.ttft_s)),
+        element(
+          "span",
+          {},
+          route.ttft_s == null ? "no token yet" : `first token in ${seconds(route.ttft_s)}`,
+        ),
       );
       button.addEventListener("click", () => {
         if (!open.delete(name)) open.add(name);
@@ -251,7 +271,7 @@ const ttft = chart(
   $("ttft"),
   [
     { label: "median", colour: "--prefill", format: seconds },
-    { label: "95 %", colour: "--queue", format: seconds },
+    { label: "p95", colour: "--queue", format: seconds },
   ],
   (_, _low, high) => [0, high ? 1.1 * high : 1],
 );
@@ -280,6 +300,7 @@ function show(data) {
 function status(text, bad = false) {
   $("status").textContent = text;
   $("status").classList.toggle("bad", bad);
+  $("main").classList.toggle("stale", bad);
 }
 
 async function refresh() {
@@ -290,7 +311,7 @@ async function refresh() {
       const data = await answer.json();
       if (!paused) {
         show(data);
-        status(`live, ${new Date(1000 * data.at).toLocaleTimeString()}`);
+        status(`live, ${clock(data.at)}`);
       }
     } catch (error) {
       status(`no answer from the server (${error.message}); trying again`, true);
