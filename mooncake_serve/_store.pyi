@@ -256,6 +256,8 @@ class Reading:
 
     def __len__(self) -> int:
         """Leading blocks that can still be read."""
+    def origins(self) -> dict[str, int]:
+        """How many of them were in "dram", "nvme" or at a "peer" when they were asked for."""
     def read_planes(self, first: int, end: int) -> int:
         """Copy planes [first, end) of every block to their places in its buffer, verified.
 
@@ -442,12 +444,14 @@ class StoreClient:
         hint: Hint | None = None,
         threads: int = 1,
         timeout_s: float | None = None,
+        origins: dict[str, int] | None = None,
     ) -> int:
         """Copy the leading present blocks into writable buffers, verified; how many were.
 
         Copies on up to `threads` threads. Stops at the first that is absent, corrupt, or of another
         size than its buffer; buffers from there on hold garbage. A corrupt block is dropped from
-        the store.
+        the store. In `origins`, if given, the blocks are counted under where they were: "dram",
+        "nvme" or "peer".
         """
     def open(
         self,

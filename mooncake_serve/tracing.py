@@ -7,7 +7,7 @@ costs a function call and nothing is imported. Attributes hold ids, counts and t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -73,17 +73,24 @@ def flush(timeout_s: float = 5.0) -> None:
         _provider.force_flush(int(1000 * timeout_s))
 
 
-@contextmanager
-def span(name: str, parent: str | None = None, **attributes: Value) -> Iterator[Note]:
+_OFF = nullcontext(Note(None, ""))
+
+
+def span(
+    name: str, parent: str | None = None, **attributes: Value
+) -> AbstractContextManager[Note, bool | None]:
     """A span around the block, below `parent` or below `current()`. Errors are recorded.
 
     Blocks of an async generator may enter and leave in different contexts, so a span never becomes
     the current one by itself: see `under`.
     """
-    tracer = _tracer
-    if tracer is None:
-        yield Note(None, "")
-        return
+    return _OFF if _tracer is None else _span(_tracer, name, parent, attributes)
+
+
+@contextmanager
+def _span(
+    tracer: Tracer, name: str, parent: str | None, attributes: dict[str, Value]
+) -> Iterator[Note]:
     from opentelemetry.trace import Status, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -110,9 +117,9 @@ def current() -> str:
 
 
 @contextmanager
-def under(note: Note) -> Iterator[None]:
+def under(traceparent: str) -> Iterator[None]:
     """Spans begun inside, without a parent of their own, belong below this one."""
-    token = TRACEPARENT.set(note.traceparent)
+    token = TRACEPARENT.set(traceparent)
     try:
         yield
     finally:

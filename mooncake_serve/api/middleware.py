@@ -72,7 +72,7 @@ class Frame:
         with (
             request_context(request_id),
             tracing.span("request", headers.get("traceparent", "")) as note,
-            tracing.under(note),
+            tracing.under(note.traceparent),
         ):
             begun = time.perf_counter()
             try:

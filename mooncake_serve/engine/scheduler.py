@@ -60,6 +60,7 @@ class Completed:
     hint: Hint | None = None
     again: bool = False
     """It was offered before; the store has it unless it forgot, refused or was away."""
+    traceparent: str = ""
 
 
 @dataclass(slots=True)
@@ -371,7 +372,8 @@ class Scheduler:
     ) -> Completed:
         parent = sequence.keys[index - 1] if index else None
         request = sequence.request
-        return Completed(block, sequence.keys[index], parent, request.tenant, request.hint, again)
+        key, about = sequence.keys[index], (request.tenant, request.hint)
+        return Completed(block, key, parent, *about, again, request.traceparent)
 
     def _unclaim(self, sequence: Sequence, key: bytes) -> None:
         if self._claims.get(key) is sequence:

@@ -125,7 +125,10 @@ class Loader:
 
     def _read(self, load: Load) -> int:
         parent = load.sequence.request.traceparent
-        with tracing.span("store.load", parent, asked_blocks=len(load.keys)) as note:
+        with (
+            tracing.span("store.load", parent, asked_blocks=len(load.keys)) as note,
+            tracing.under(note.traceparent),
+        ):
             loaded = self._read_blocks(load)
             note.set(loaded_blocks=loaded)
             return loaded
@@ -247,9 +250,10 @@ class Publisher:
 
     def _run(self) -> None:
         while (block := self._next()) is not None:
-            # A hit in the pool keeps the store's copy fresh; only a lost one is sent again.
-            if not (block.again and self._store.match([block.key], block.tenant)):
-                self._put(block)
+            with tracing.under(block.traceparent):
+                # A hit in the pool keeps the store's copy fresh; only a lost one is sent again.
+                if not (block.again and self._store.match([block.key], block.tenant)):
+                    self._put(block)
             self._done(block)
             with self._changed:
                 self._busy = False

@@ -17,11 +17,12 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mooncake_serve import tracing
 from mooncake_serve._store import BlockShape, Hint, Reading, StoreClient
 from mooncake_serve.errors import StoreError, StoreRefused, StoreTimeout, StoreUnavailable
 
@@ -96,7 +97,11 @@ class NodeStore:
 
     def match(self, keys: Sequence[bytes], tenant: str = "") -> int:
         """How many of `keys`, from the first, the store holds; 0 when it cannot say in 50 ms."""
-        matched = self._call(lambda client: client.match(keys, tenant, timeout_s=MATCH_TIMEOUT_S))
+        with tracing.span("store.match", asked_blocks=len(keys)) as note:
+            matched = self._call(
+                lambda client: client.match(keys, tenant, timeout_s=MATCH_TIMEOUT_S)
+            )
+            note.set(matched_blocks=matched or 0)
         self._count(matches=1, matched_blocks=matched or 0)
         return matched or 0
 
@@ -114,16 +119,21 @@ class NodeStore:
         """
         sizes = [memoryview(buffer).nbytes for buffer in buffers]
         timeout_s = max(READ_TIMEOUT_MIN_S, sum(sizes) / READ_BYTES_PER_S_MIN)
-        begun = time.monotonic()
-        read = self._call(
-            lambda client: client.read_into(
-                keys, buffers, tenant, hint=hint, threads=threads, timeout_s=timeout_s
+        with tracing.span("store.read", asked_blocks=len(keys)) as note:
+            origins: dict[str, int] | None = {} if note.traceparent else None
+            begun = time.monotonic()
+            read = self._call(
+                lambda client: client.read_into(
+                    keys,
+                    buffers,
+                    tenant,
+                    hint=hint,
+                    threads=threads,
+                    timeout_s=timeout_s,
+                    origins=origins,
+                )
             )
-        )
-        read_bytes = sum(sizes[: read or 0])
-        if read_bytes:
-            self._read_rates.append(read_bytes / (time.monotonic() - begun))
-        self._count(read_blocks=read or 0, read_bytes=read_bytes)
+            self._note_read(note, read or 0, sizes, begun, origins)
         return read or 0
 
     @contextmanager
@@ -141,21 +151,36 @@ class NodeStore:
         """
         sizes = [memoryview(buffer).nbytes for buffer in buffers]
         timeout_s = max(READ_TIMEOUT_MIN_S, sum(sizes) / READ_BYTES_PER_S_MIN)
-        reading = self._call(
-            lambda client: client.open(
-                keys, buffers, tenant, hint=hint, threads=threads, timeout_s=timeout_s
+        with tracing.span("store.read", asked_blocks=len(keys)) as note:
+            reading = self._call(
+                lambda client: client.open(
+                    keys, buffers, tenant, hint=hint, threads=threads, timeout_s=timeout_s
+                )
             )
-        )
-        if reading is None:
-            yield None
-            return
-        with reading:
-            begun = time.monotonic()
-            yield reading
-            read_bytes = sum(sizes[: len(reading)])
-            if read_bytes:
-                self._read_rates.append(read_bytes / (time.monotonic() - begun))
-            self._count(read_blocks=len(reading), read_bytes=read_bytes)
+            if reading is None:
+                yield None
+                return
+            with reading:
+                begun = time.monotonic()
+                yield reading
+                origins = reading.origins() if note.traceparent else None
+                self._note_read(note, len(reading), sizes, begun, origins)
+
+    def _note_read(
+        self,
+        note: tracing.Note,
+        blocks: int,
+        sizes: Sequence[int],
+        begun: float,
+        origins: Mapping[str, int] | None,
+    ) -> None:
+        """Count what was read since `begun`, here and on its span."""
+        read_bytes = sum(sizes[:blocks])
+        if read_bytes:
+            self._read_rates.append(read_bytes / (time.monotonic() - begun))
+        self._count(read_blocks=blocks, read_bytes=read_bytes)
+        tiers = {f"{tier}_blocks": count for tier, count in (origins or {}).items()}
+        note.set(read_blocks=blocks, read_bytes=read_bytes, **tiers)
 
     @property
     def read_bytes_per_s(self) -> float:
@@ -196,19 +221,22 @@ class NodeStore:
         hint: Hint | None = None,
     ) -> list[str]:
         """Store blocks: "stored", "present" or "refused: <reason>" for each, within 2 s."""
-        statuses = self._call(
-            lambda client: client.put(
-                keys, parents, buffers, shape, tenant, hint=hint, timeout_s=PUT_TIMEOUT_S
+        with tracing.span("store.put", put_bytes=len(keys) * shape.nbytes) as note:
+            statuses = self._call(
+                lambda client: client.put(
+                    keys, parents, buffers, shape, tenant, hint=hint, timeout_s=PUT_TIMEOUT_S
+                )
             )
-        )
-        if statuses is None:
-            statuses = ["refused: the store did not take it"] * len(keys)
-        stored, present = statuses.count("stored"), statuses.count("present")
-        self._count(
-            stored_blocks=stored,
-            present_blocks=present,
-            refused_blocks=len(statuses) - stored - present,
-        )
+            if statuses is None:
+                statuses = ["refused: the store did not take it"] * len(keys)
+            stored, present = statuses.count("stored"), statuses.count("present")
+            counts = {
+                "stored_blocks": stored,
+                "present_blocks": present,
+                "refused_blocks": len(statuses) - stored - present,
+            }
+            note.set(**counts)
+        self._count(**counts)
         return statuses
 
     def store_stats(self) -> dict[str, Any] | None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,9 +19,11 @@ from mooncake_serve.api import create_app
 from mooncake_serve.api.observed import ObservedGateway
 from mooncake_serve.config import ApiConfig
 from mooncake_serve.prometheus import PrometheusSink
+from mooncake_serve.store import NodeStore, StoreServer
 from tests.api.fake import MODEL, FakeGateway
 from tests.engine.chain_backend import ChainBackend
 from tests.engine.support import DictStore, chain_engine, generate, request, start
+from tests.waiting import WAIT_S
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -37,7 +41,7 @@ def test_a_trace_goes_on_in_another_process(exported: InMemorySpanExporter) -> N
         sent = outer.traceparent
     with tracing.span("replica", sent) as inner:
         inner.set(cached=3)
-        with tracing.under(inner):
+        with tracing.under(inner.traceparent):
             assert tracing.current() == inner.traceparent
     tracing.flush()
     first, second = exported.get_finished_spans()
@@ -48,10 +52,25 @@ def test_a_trace_goes_on_in_another_process(exported: InMemorySpanExporter) -> N
     assert dict(second.attributes or {}) == {"mooncake.cached": 3}
 
 
+def test_what_a_caller_does_not_sample_is_not_sent(exported: InMemorySpanExporter) -> None:
+    unsampled = CALLER.removesuffix("1") + "0"
+    with tracing.span("ingress", unsampled) as outer, tracing.under(outer.traceparent):
+        assert outer.traceparent.split("-")[1] == CALLER.split("-")[1]
+        with tracing.span("replica") as inner:
+            inner.set(cached=3)
+    tracing.flush()
+    assert not exported.get_finished_spans()
+
+
 def spans(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
     """By name."""
     tracing.flush()
     return {span.name: span for span in exporter.get_finished_spans()}
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    """Ours, without their prefix."""
+    return {name.removeprefix("mooncake."): one for name, one in (span.attributes or {}).items()}
 
 
 def parent(span: ReadableSpan) -> str:
@@ -96,6 +115,37 @@ def test_a_load_from_the_store_belongs_to_its_request(exported: InMemorySpanExpo
     assert load.name == "store.load"
     assert parent(load) == CALLER.split("-")[2]
     assert (load.attributes or {})["mooncake.loaded_blocks"] == 6
+
+
+def test_a_trace_shows_what_the_store_did(exported: InMemorySpanExporter, tmp_path: Path) -> None:
+    """Computed and put; read from disk by another engine: blocks, bytes and tier."""
+    prompt, block = list(range(100)), ChainBackend(block_tokens=16).layout.block_bytes
+    disk: dict[str, Any] = {"nvme_path": tmp_path / "blocks", "nvme_bytes": 64 << 20}
+    socket = tmp_path / "private" / "store.sock"
+    with StoreServer(socket=socket, dram_bytes=64 << 20, **disk) as server:
+        store = NodeStore(str(socket))
+        assert store.wait_until_healthy(WAIT_S)
+        with chain_engine(ChainBackend(block_tokens=16), store) as first:
+            start(first, replace(request(prompt, 2), traceparent=CALLER)).finish()
+            assert first.flush()
+        tracing.flush()
+        puts = [span for span in exported.get_finished_spans() if span.name == "store.put"]
+        assert {parent(span) for span in puts} == {CALLER.split("-")[2]}
+        assert [attributes(span)["stored_blocks"] for span in puts] == [1] * 6
+        assert {attributes(span)["put_bytes"] for span in puts} == {block}
+        assert server.drain() == 6
+        assert store.lend(lambda client: client.cool()) == 6
+        exported.clear()
+        with chain_engine(ChainBackend(block_tokens=16), store) as second:
+            start(second, replace(request(prompt, 2), traceparent=CALLER)).finish()
+        store.close()
+    found = spans(exported)
+    load, match, read = (found[f"store.{name}"] for name in ("load", "match", "read"))
+    assert parent(load) == CALLER.split("-")[2]
+    assert parent(match) == parent(read) == own(load)
+    assert attributes(match)["matched_blocks"] == 6
+    assert attributes(read)["nvme_blocks"] == attributes(read)["read_blocks"] == 6
+    assert attributes(read)["read_bytes"] == 6 * block
 
 
 def test_an_error_is_recorded_and_raised(exported: InMemorySpanExporter) -> None:

@@ -66,12 +66,14 @@ def address(verb: str, one: str) -> None:
     subprocess.run(["ip", "addr", verb, f"{one}/32", "dev", "lo"], check=True, timeout=WAIT_S)
 
 
-def read(client: StoreClient, keys: list[bytes]) -> int:
-    """How many of the blocks come; each must be right."""
+def read(client: StoreClient, keys: list[bytes]) -> dict[str, int]:
+    """How many of the blocks come from where; each must be right."""
     buffers = [bytearray(SHAPE.nbytes) for _ in keys]
-    came = client.read_into(keys, buffers, timeout_s=20.0)
+    origins: dict[str, int] = {}
+    came = client.read_into(keys, buffers, timeout_s=20.0, origins=origins)
     assert all(buffers[at] == bytes([at + 1]) * SHAPE.nbytes for at in range(came))
-    return came
+    assert sum(origins.values()) == came
+    return origins
 
 
 def scenario(folder: Path) -> None:
@@ -91,19 +93,19 @@ def scenario(folder: Path) -> None:
     (before, _), (after, _) = chains
     with StoreClient.connect(stays.socket, timeout_s=20.0) as client:
         eventually(lambda: client.match(before) == BLOCKS)
-        assert read(client, before) == BLOCKS
+        assert read(client, before) == {"peer": BLOCKS}
         moves.kill()
         address("del", OLD)
         # A peer that is gone is a miss, within the deadline, and then it is known to be gone.
-        assert read(client, after) == 0
+        assert read(client, after) == {}
         eventually(lambda: client.match(after) == 0)
-        assert read(client, before) == BLOCKS, "what had crossed stays"
+        assert read(client, before) == {"dram": BLOCKS}, "what had crossed stays"
         address("add", NEW)
         moved = Store(folder, "moved", NEW, "disk-b")
         stays.meet(NEW)
         moved.meet(OTHER)
         eventually(lambda: client.match(after) == BLOCKS)
-        assert read(client, after) == BLOCKS
+        assert read(client, after) == {"peer": BLOCKS}
         stats = client.stats()
         assert stats["peers_connected"] == 1
         assert stats["peer_fetched_blocks"] == 2 * BLOCKS

@@ -124,6 +124,22 @@ def test_a_prefix_larger_than_memory_is_read_from_disk(socket: Path, nvme: Path)
         assert read(client, keys) == 48
 
 
+def test_readers_learn_where_blocks_were(socket: Path, nvme: Path) -> None:
+    with disk_store(socket, nvme) as server, StoreClient.connect(socket) as client:
+        keys, buffers = fill(client, "a", 8), [bytearray(MIB) for _ in range(8)]
+        server.drain()
+        for wanted in ("dram", "nvme"):
+            if wanted == "nvme":
+                assert client.cool() == 8
+            origins: dict[str, int] = {}
+            assert client.read_into(keys, buffers, timeout_s=30.0, origins=origins) == 8
+            assert origins == {wanted: 8}
+        assert client.cool() == 8
+        with client.open(keys, buffers, timeout_s=30.0) as reading:
+            assert reading.origins() == {"nvme": 8}
+        assert client.stats()["lease_hits_dram"] == 8
+
+
 def test_a_match_is_not_held_up_by_a_load(socket: Path, nvme: Path) -> None:
     with disk_store(socket, nvme) as server, StoreClient.connect(socket) as client:
         keys = fill(client, "a", 8)

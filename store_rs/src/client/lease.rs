@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::connection::Connection;
 use crate::arena::ArenaView;
 use crate::block::{self, Corrupt, Decoder, Planes};
-use crate::wire::{BlockShape, LeaseEntry, Request};
+use crate::wire::{BlockShape, LeaseEntry, Origin, Request};
 
 /// A leased block. Dropping it ends the lease.
 pub struct Lease {
@@ -34,6 +34,11 @@ impl Lease {
     pub fn container(&self) -> &[u8] {
         // SAFETY: leased until `self` is dropped; the range was checked when the lease was made.
         unsafe { self.arena.slice(self.entry.offset, self.entry.len as usize) }
+    }
+
+    /// Where the block was when it was asked for.
+    pub fn origin(&self) -> Origin {
+        self.entry.origin
     }
 
     /// Bytes of the block.

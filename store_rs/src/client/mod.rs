@@ -23,7 +23,7 @@ use crate::arena::ArenaView;
 use crate::cluster::{ClusterView, Load};
 use crate::error::{Error, Result};
 use crate::key::{KEY_BYTES, Key, NO_KEY};
-use crate::wire::{Caller, LeaseEntry, MAX_ITEMS, MAX_TENANT, Reply, Request, StatsReply};
+use crate::wire::{Caller, LeaseEntry, MAX_ITEMS, MAX_TENANT, Origin, Reply, Request, StatsReply};
 use connection::{Connection, unexpected};
 pub use deadline::Deadline;
 use leading::leading;
@@ -141,7 +141,20 @@ impl Client {
         caller: impl Into<Caller<'a>>,
         deadline: Deadline,
     ) -> Result<usize> {
-        let caller = checked(caller)?;
+        self.read_noting(keys, buffers, threads, caller, deadline, |_| ())
+    }
+
+    /// The same; `note` is told where each block that was copied had been.
+    pub fn read_noting<'a>(
+        &self,
+        keys: &[Key],
+        buffers: &mut [&mut [u8]],
+        threads: usize,
+        caller: impl Into<Caller<'a>>,
+        deadline: Deadline,
+        note: impl FnMut(Origin),
+    ) -> Result<usize> {
+        let (caller, mut note) = (checked(caller)?, note);
         assert_eq!(keys.len(), buffers.len(), "one buffer per key");
         let mut read = 0;
         while read < keys.len() {
@@ -152,6 +165,7 @@ impl Client {
             let leases: Vec<Lease> = leases.into_iter().flatten().collect();
             let (leased, whole) = (leases.len(), leases.len() == window.len());
             let copied = copy_leading(&leases, &mut buffers[read..], threads, deadline);
+            leases[..copied].iter().map(Lease::origin).for_each(&mut note);
             Lease::end_all(leases);
             read += copied;
             if copied == 0 || copied < leased || !(whole || self.tiered) {

@@ -9,7 +9,7 @@ use super::{Client, Deadline, Lease, checked, leading};
 use crate::block::{Decoder, Planes};
 use crate::error::Result;
 use crate::key::Key;
-use crate::wire::{Caller, MAX_ITEMS};
+use crate::wire::{Caller, MAX_ITEMS, Origin};
 
 /// Leading present blocks of a chain, on their way into buffers.
 pub struct Reading {
@@ -53,6 +53,11 @@ impl Reading {
     /// Blocks that can still be read.
     pub fn blocks(&self) -> usize {
         self.blocks.len()
+    }
+
+    /// Where each of them was when it was asked for.
+    pub fn origins(&self) -> impl Iterator<Item = Origin> {
+        self.blocks.iter().map(|(lease, _)| lease.origin())
     }
 
     /// Copy some planes of every block to their places in its buffer; how many blocks are left. The

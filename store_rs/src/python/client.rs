@@ -19,7 +19,7 @@ use crate::client::{Client, Deadline, PutBlock};
 use crate::cluster::{Load, REPLICA_NAME_MAX};
 use crate::error::{Error, Result};
 use crate::key::Key;
-use crate::wire::{ListRow, PIN_HARD};
+use crate::wire::{ListRow, Origin, PIN_HARD};
 
 /// A block's key and its parent's.
 type Link<'py> = (Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>);
@@ -109,7 +109,7 @@ impl StoreClient {
         Ok(pairs.map(|(key, lease)| lease.and_then(|lease| Lease::new(key, lease))).collect())
     }
 
-    #[pyo3(signature = (keys, buffers, tenant="", *, hint=None, threads=1, timeout_s=None))]
+    #[pyo3(signature = (keys, buffers, tenant="", *, hint=None, threads=1, timeout_s=None, origins=None))]
     #[allow(clippy::too_many_arguments)]
     fn read_into(
         &self,
@@ -120,13 +120,21 @@ impl StoreClient {
         hint: Option<&Hint>,
         threads: usize,
         timeout_s: Option<f64>,
+        origins: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<usize> {
         let (keys, caller) = (arguments::keys(keys)?, caller(tenant, hint));
         let mut buffers = Buffers::of(buffers, keys.len(), true)?;
         let mut slices = buffers.slices_mut()?;
-        self.call(py, timeout_s, |client, deadline| {
-            client.read_into(&keys, &mut slices, threads, caller, deadline)
-        })
+        let mut seen = Vec::new();
+        let read = self.call(py, timeout_s, |client, deadline| {
+            client.read_noting(&keys, &mut slices, threads, caller, deadline, |origin| {
+                seen.push(origin)
+            })
+        })?;
+        if let Some(origins) = origins {
+            count_origins(origins, seen)?;
+        }
+        Ok(read)
     }
 
     #[pyo3(signature = (keys, buffers, tenant="", *, hint=None, threads=1, timeout_s=None))]
@@ -346,6 +354,19 @@ impl StoreClient {
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
         self.close(py);
     }
+}
+
+/// Count blocks in `counts` under the names of the tiers they were in.
+pub(super) fn count_origins(
+    counts: &Bound<'_, PyDict>,
+    origins: impl IntoIterator<Item = Origin>,
+) -> PyResult<()> {
+    for origin in origins {
+        let name = origin.name();
+        let before = counts.get_item(name)?.map_or(Ok(0), |count| count.extract::<usize>())?;
+        counts.set_item(name, before + 1)?;
+    }
+    Ok(())
 }
 
 fn listed<'py>(py: Python<'py>, row: &ListRow) -> PyResult<Bound<'py, PyDict>> {

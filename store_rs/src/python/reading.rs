@@ -4,8 +4,10 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use super::arguments::Buffers;
+use super::client::count_origins;
 use crate::client::{self, Deadline};
 
 /// The blocks, and where they go.
@@ -33,6 +35,16 @@ impl Reading {
     fn __len__(&self) -> usize {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.as_ref().map_or(0, |open| open.blocks.blocks())
+    }
+
+    /// How many of them came from each tier.
+    fn origins<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = PyDict::new(py);
+        if let Some(open) = open.as_ref() {
+            count_origins(&counts, open.blocks.origins())?;
+        }
+        Ok(counts)
     }
 
     /// Copy planes [first, end) of every block, verified; how many blocks are left.

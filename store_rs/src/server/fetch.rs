@@ -7,6 +7,7 @@
 //! the tier's read has ended, because a device may write to it at any time before that. No failure
 //! of a tier is an error here; the block is a miss.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,6 +17,7 @@ use crate::block;
 use crate::error::{Error, Result};
 use crate::index::{Hint, Reserve, Tick, Wish};
 use crate::key::Key;
+use crate::wire::Origin;
 
 /// What a session wants to lease.
 #[derive(Clone, Copy)]
@@ -46,9 +48,9 @@ pub(crate) trait Tier: Send + Sync {
     /// [`Landing`] for each before it returns, which it does at the deadline at the latest.
     fn fetch(&self, shared: &Arc<Shared>, wanted: &Wanted<'_>);
 
-    /// Whether its blocks are on other nodes. Such tiers come last.
-    fn is_remote(&self) -> bool {
-        false
+    /// Where its blocks are. Tiers on other nodes come last.
+    fn origin(&self) -> Origin {
+        Origin::Nvme
     }
 }
 
@@ -132,29 +134,30 @@ pub(super) fn match_prefix(shared: &Shared, keys: &[Key], hint: Hint) -> Result<
 }
 
 /// Bring what `wanted` names into DRAM as far as the tiers hold it and time allows: which keys were
-/// not there, nor on their way, in the order of `wanted`.
-pub(super) fn bring(shared: &Arc<Shared>, wanted: &Wanted<'_>) -> Result<Vec<Key>> {
+/// not there, nor on their way, each with the tier that was asked last.
+pub(super) fn bring(shared: &Arc<Shared>, wanted: &Wanted<'_>) -> Result<HashMap<Key, Origin>> {
     bring_from(shared, &shared.tiers, wanted)
 }
 
 /// The same, from this node's own tiers: what is asked on behalf of a peer is not asked of another.
-pub(super) fn bring_from_node(shared: &Arc<Shared>, wanted: &Wanted<'_>) -> Result<Vec<Key>> {
-    let own = shared.tiers.iter().position(|tier| tier.is_remote()).unwrap_or(shared.tiers.len());
-    bring_from(shared, &shared.tiers[..own], wanted)
+pub(super) fn bring_from_node(shared: &Arc<Shared>, wanted: &Wanted<'_>) -> Result<()> {
+    let remote = shared.tiers.iter().position(|tier| tier.origin() == Origin::Peer);
+    bring_from(shared, &shared.tiers[..remote.unwrap_or(shared.tiers.len())], wanted)?;
+    Ok(())
 }
 
 fn bring_from(
     shared: &Arc<Shared>,
     tiers: &[Box<dyn Tier>],
     wanted: &Wanted<'_>,
-) -> Result<Vec<Key>> {
+) -> Result<HashMap<Key, Origin>> {
+    let mut brought = HashMap::new();
     if tiers.is_empty() {
-        return Ok(Vec::new());
+        return Ok(brought);
     }
-    let absent = shared.index()?.missing(wanted.keys);
-    if absent.is_empty() {
+    if shared.index()?.missing(wanted.keys).is_empty() {
         wait_landed(shared, wanted)?;
-        return Ok(absent);
+        return Ok(brought);
     }
     let held = match wanted.prefix {
         true => match_prefix(shared, wanted.keys, Hint::NONE)?,
@@ -168,9 +171,10 @@ fn bring_from(
         }
         tier.fetch(shared, &Wanted { keys: &missing, ..within });
         wait_landed(shared, &within)?;
+        brought.extend(missing.into_iter().map(|key| (key, tier.origin())));
     }
     wait_landed(shared, &within)?;
-    Ok(absent)
+    Ok(brought)
 }
 
 /// Wait until none of the first blocks is on its way, or for the deadline.

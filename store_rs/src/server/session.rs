@@ -4,6 +4,7 @@
 //! lives: what it leased is quarantined until the kernel says that the process is dead. So does a
 //! client that asks and does not take the answers: no more than one of them waits here.
 
+use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fdpass::{recv_some, send_all, send_with_fds};
 use crate::index::SessionId;
 use crate::key::{KEY_BYTES, Key, NO_KEY};
-use crate::wire::{self, Caller, HEADER_BYTES, LeaseEntry, MAX_ITEMS, Reply, Request};
+use crate::wire::{self, Caller, HEADER_BYTES, LeaseEntry, MAX_ITEMS, Origin, Reply, Request};
 
 const FIRST_BUFFER: usize = 64 << 10;
 
@@ -36,12 +37,15 @@ pub(super) struct Session {
     pub(super) id: SessionId,
     peer: Arc<Peer>,
     welcomed: bool,
+    /// What the last lease had brought and could not grant yet; the client asks for it again.
+    brought: HashMap<Key, Origin>,
 }
 
 impl Session {
     pub(super) fn new(shared: Arc<Shared>, peer: Arc<Peer>, id: SessionId) -> Self {
         let (encoder, forecast) = (Encoder::new(), Forecast::default());
-        Self { shared, peer, id, ingest: None, encoder, forecast, welcomed: false }
+        let (welcomed, brought) = (false, HashMap::new());
+        Self { shared, peer, id, ingest: None, encoder, forecast, welcomed, brought }
     }
 
     pub(super) fn run(mut self) {
@@ -189,9 +193,11 @@ impl Session {
         }
     }
 
-    fn lease(&self, wanted: &Wanted<'_>, seq: u64, out: &mut Vec<u8>) -> Result<()> {
-        let absent = fetch::bring(&self.shared, wanted)?;
-        let (mut absent, mut dram_hits) = (absent.iter().peekable(), 0);
+    fn lease(&mut self, wanted: &Wanted<'_>, seq: u64, out: &mut Vec<u8>) -> Result<()> {
+        let mut brought = fetch::bring(&self.shared, wanted)?;
+        let before = std::mem::take(&mut self.brought);
+        brought.extend(wanted.keys.iter().filter_map(|key| before.get_key_value(key)));
+        let mut dram_hits = 0;
         let Wanted { keys, prefix, hint, .. } = *wanted;
         let now = self.shared.now();
         let mut entries = Vec::with_capacity(keys.len().min(MAX_ITEMS));
@@ -204,12 +210,12 @@ impl Session {
             )));
         }
         for key in keys {
-            let brought = absent.next_if_eq(&key).is_some();
             match index.lease(self.id, key, hint, now) {
                 Some(leased) => {
-                    dram_hits += u64::from(!brought);
+                    let origin = brought.remove(key).unwrap_or(Origin::Dram);
+                    dram_hits += u64::from(origin == Origin::Dram);
                     let (token, offset, len) = (leased.token, leased.offset, leased.len);
-                    entries.push(LeaseEntry { token, offset, len }.encode());
+                    entries.push(LeaseEntry { token, offset, len, origin }.encode());
                 }
                 None if prefix => break,
                 None => entries.push(LeaseEntry::ABSENT.encode()),
@@ -217,6 +223,7 @@ impl Session {
         }
         index.count_dram_hits(dram_hits);
         drop(index);
+        self.brought = brought;
         Reply::Leases(&entries).encode(seq, out);
         Ok(())
     }

@@ -11,7 +11,7 @@ mod stats;
 
 use crate::error::{Error, Result};
 pub use messages::{BlockShape, Caller, PIN_HARD, PutItem, Request};
-pub use replies::{LIST_END, LISTED_MAX, LeaseEntry, ListRow, PutStatus, Reply, Verified};
+pub use replies::{LIST_END, LISTED_MAX, LeaseEntry, ListRow, Origin, PutStatus, Reply, Verified};
 pub use stats::StatsReply;
 
 /// Version of everything below the header.

@@ -27,6 +27,18 @@ pub const LISTED_MAX: usize = 4096;
 /// In place of a position: there is no more.
 pub const LIST_END: u32 = u32::MAX;
 
+/// Where a leased block was when it was asked for; told for traces, nothing rests on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Origin {
+    /// In the arena, or on its way there for somebody else.
+    Dram = 0,
+    /// On this node's disk.
+    Nvme = 1,
+    /// On another node.
+    Peer = 2,
+}
+
 /// One block of a lease reply; `len` 0 means absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseEntry {
@@ -36,6 +48,8 @@ pub struct LeaseEntry {
     pub offset: u64,
     /// Bytes of the block's container.
     pub len: u32,
+    /// Where it was.
+    pub origin: Origin,
 }
 
 /// What became of one block of a put.
@@ -169,9 +183,20 @@ impl ListRow {
     }
 }
 
+impl Origin {
+    /// Its name in metrics and traces.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dram => "dram",
+            Self::Nvme => "nvme",
+            Self::Peer => "peer",
+        }
+    }
+}
+
 impl LeaseEntry {
     /// What stands for an absent block.
-    pub const ABSENT: Self = Self { token: 0, offset: 0, len: 0 };
+    pub const ABSENT: Self = Self { token: 0, offset: 0, len: 0, origin: Origin::Dram };
 
     /// Decode one entry of [`Reply::Leases`].
     pub fn decode(bytes: &[u8; LEASE_BYTES]) -> Self {
@@ -180,7 +205,12 @@ impl LeaseEntry {
             word.copy_from_slice(&bytes[at..at + 8]);
             u64::from_le_bytes(word)
         };
-        Self { token: word(0), offset: word(8), len: word(16) as u32 }
+        let origin = match bytes[20] {
+            1 => Origin::Nvme,
+            2 => Origin::Peer,
+            _ => Origin::Dram,
+        };
+        Self { token: word(0), offset: word(8), len: word(16) as u32, origin }
     }
 
     /// Encode for [`Reply::Leases`].
@@ -189,6 +219,7 @@ impl LeaseEntry {
         bytes[..8].copy_from_slice(&self.token.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.offset.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.len.to_le_bytes());
+        bytes[20] = self.origin as u8;
         bytes
     }
 }

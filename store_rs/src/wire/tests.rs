@@ -49,8 +49,11 @@ fn every_request_survives_the_wire() {
 
 #[test]
 fn every_reply_survives_the_wire() {
-    let entry = LeaseEntry { token: u64::MAX, offset: 256, len: 77 };
-    assert_eq!(LeaseEntry::decode(&entry.encode()), entry);
+    for origin in [Origin::Dram, Origin::Nvme, Origin::Peer] {
+        let entry = LeaseEntry { token: u64::MAX, offset: 256, len: 77, origin };
+        assert_eq!(LeaseEntry::decode(&entry.encode()), entry);
+    }
+    let entry = LeaseEntry::ABSENT;
     let stats = StatsReply {
         values: vec![("blocks".into(), 3)],
         tenants: vec![("acme".into(), 4096, 1)],

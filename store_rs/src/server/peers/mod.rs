@@ -31,6 +31,7 @@ use crate::peer::{
     Cutter, FrameReader, Link, Message, Pacer, PeerSettings, Secret, Transport, greet_client,
     greet_server, send_message,
 };
+use crate::wire::Origin;
 use fetcher::{Fetcher, Progress};
 
 /// Peers at once.
@@ -352,8 +353,8 @@ impl Tier for PeerTier {
         progress.wait();
     }
 
-    fn is_remote(&self) -> bool {
-        true
+    fn origin(&self) -> Origin {
+        Origin::Peer
     }
 }
 
