@@ -131,8 +131,20 @@ def test_files_that_pages_name_exist() -> None:
         assert not missing, path
 
 
+def spans() -> set[str]:
+    """Names of all spans, by the source."""
+    sources = (path.read_text("utf-8") for path in (ROOT / "mooncake_serve").rglob("*.py"))
+    return {name for text in sources for name in re.findall(r'tracing\.span\("([a-z.]+)"', text)}
+
+
+def test_the_page_on_traces_knows_every_span() -> None:
+    page = (DOCS / "how-to" / "observe.md").read_text("utf-8")
+    listed = re.findall(r"^\| `([a-z.]+)` \| (?:ingress|replica) \|", page, re.MULTILINE)
+    assert set(listed) == spans()
+
+
 def test_settings_that_pages_name_exist() -> None:
-    """`store.dram` and its like, against the configuration."""
+    """`store.dram` and its like, against the configuration; names of spans look the same."""
     from pydantic import BaseModel
 
     def known(dotted: str) -> bool:
@@ -151,5 +163,6 @@ def test_settings_that_pages_name_exist() -> None:
     for path in DOCS.rglob("*.md"):
         text = path.read_text("utf-8")
         named = re.findall(rf"`((?:{sections})\.[a-z_.]+?)(?::[^`]*)?`", text)
-        unknown = [name for name in named if not known(name) and not name.endswith(".py")]
+        settings = {name for name in named if not name.endswith(".py")} - spans()
+        unknown = [name for name in settings if not known(name)]
         assert not unknown, path
