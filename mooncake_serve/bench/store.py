@@ -36,7 +36,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 QUICK_SIZES = (64 * KIB, MIB, 4 * MIB)
 WORKING_SET = 512 * MIB
-"""Bytes a copy cycles through, so that no cache holds them."""
+"""Bytes a copy cycles through, there and here, so that no cache holds them."""
 PLANES = 64
 
 
@@ -116,13 +116,13 @@ def running_store(dram_bytes: int, **settings: Any) -> Iterator[tuple[StoreClien
 
 
 def memcpy_rate(nbytes: int) -> float:
-    """One thread, one size, pre-faulted destination, cycling through more than any cache."""
+    """One thread, one size, pre-faulted destination, both cycling through `WORKING_SET`."""
     source = np.ones((WORKING_SET // nbytes, nbytes), np.uint8)
-    target = peers.touched(4, nbytes)
+    target = peers.touched(len(source), nbytes)
     seconds = []
     for _ in range(3):
-        for at, block in enumerate(source):
-            seconds += timed(lambda at=at, block=block: np.copyto(target[at % 4], block), 1)
+        for block, place in zip(source, target, strict=True):
+            seconds += timed(lambda block=block, place=place: np.copyto(place, block), 1)
     return nbytes / quantile(sorted(seconds), 0.5) / 1e9
 
 
@@ -201,7 +201,7 @@ def measure_size(client: StoreClient, nbytes: int) -> dict[str, Any]:
     keys = chain(f"size {nbytes}", count)
     shape = shape_of(nbytes)
     source = np.random.default_rng(0).integers(0, 256, (8, nbytes), np.uint8)
-    target = peers.touched(4, nbytes)
+    target = peers.touched(count, nbytes)
     put, read = [], []
     for at, key in enumerate(keys):
         parent = [keys[at - 1] if at else None]
@@ -212,11 +212,11 @@ def measure_size(client: StoreClient, nbytes: int) -> dict[str, Any]:
         if status != "stored":
             raise RuntimeError(f"a put was {status}")
     for at, key in enumerate(keys):
-        buffer = [target[at % 4].data]
+        buffer = [target[at].data]
         start = time.perf_counter()
         got = client.read_into([key], buffer)
         read.append(time.perf_counter() - start)
-        if got != 1 or not np.array_equal(target[at % 4][:64], source[at % 8][:64]):
+        if got != 1 or not np.array_equal(target[at][:64], source[at % 8][:64]):
             raise RuntimeError("a block that was stored could not be read back")
     leases = timed(lambda: lease_and_release(client, keys[:1]), 3000)
     client.evict(keys)

@@ -36,10 +36,9 @@ def measure(client: StoreClient, codec: str, shape: BlockShape, blocks: int) -> 
     if codec == "dense":
         wait_until_recoded(client, recoded + blocks)
     stats = client.stats()
-    target = peers.touched(4, shape.nbytes)
+    target = peers.touched(blocks, shape.nbytes)
     seconds = []
-    for at, key in enumerate(keys):
-        buffer = target[at % 4]
+    for at, (key, buffer) in enumerate(zip(keys, target, strict=True)):
         start = time.perf_counter()
         got = client.read_into([key], [buffer.data])
         seconds.append(time.perf_counter() - start)

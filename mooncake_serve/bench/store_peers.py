@@ -41,8 +41,10 @@ def ray_object_store(nbytes: int, why: dict[str, str]) -> Iterator[Any | None]:
 
 
 def touched(count: int, nbytes: int) -> np.ndarray:
-    """Page-aligned buffers whose pages are there, like those of an engine's pool."""
-    rows = np.frombuffer(mmap.mmap(-1, count * nbytes), np.uint8).reshape(count, nbytes)
+    """Buffers whose pages are there, huge ones where granted, like those of an engine's pool."""
+    memory = mmap.mmap(-1, count * nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    rows = np.frombuffer(memory, np.uint8).reshape(count, nbytes)
     rows[:] = 1
     return rows
 
@@ -77,17 +79,17 @@ class _RayReader:
     """Reads objects in a process that did not put them."""
 
     def read(self, boxed: list[list[Any]], nbytes: int) -> tuple[list[float], list[float]]:
-        """Seconds of get + copy, each object once; then of get alone. References come boxed, since
-        Ray would resolve bare ones itself."""
+        """Seconds of get + copy, each object once, each to its place; then of get alone.
+        References come boxed, since Ray would resolve bare ones itself."""
         import ray
 
-        target = touched(4, nbytes)
         refs = [ref for (ref,) in boxed]
+        target = touched(len(refs), nbytes)
         turn = iter(range(len(refs)))
 
         def get_and_copy() -> None:
             at = next(turn)
-            np.copyto(target[at % 4], ray.get(refs[at]))
+            np.copyto(target[at], ray.get(refs[at]))
 
         copies = timed(get_and_copy, len(refs))
         gets = timed(lambda: ray.get(refs[0]), 500)
