@@ -31,7 +31,8 @@ from mooncake_serve.config import AppConfig, load_app_config
 from mooncake_serve.errors import APIStatusError, MooncakeError
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build"
+BUILD = Path.cwd() / "build"
+"""Where make runs, as of all that make writes."""
 CONFIG = ROOT / "deployments" / "app.yaml"
 SOURCES = ("LICENSE", "ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")
 DOCUMENT_TOKENS = 6_600
