@@ -1,7 +1,7 @@
 //! Frames: requests, replies, and what stores say to each other.
 
 use _store::index::Hint;
-use _store::wire::{BlockShape, Caller, HEADER_BYTES, LeaseEntry, Reply, Request, split};
+use _store::wire::{BlockShape, Caller, HEADER_BYTES, LeaseEntry, Origin, Reply, Request, split};
 
 /// A stream is cut into frames, and every payload is every kind of message or none.
 pub fn run(bytes: &[u8]) {
@@ -42,7 +42,7 @@ pub fn samples() -> Vec<Vec<u8>> {
         Request::Pin { seconds: 60, keys: &keys },
         Request::Drain { limit_ms: 7 },
     ];
-    let entry = LeaseEntry { token: 1, offset: 2, len: 3 }.encode();
+    let entry = LeaseEntry { token: 1, offset: 2, len: 3, origin: Origin::Peer }.encode();
     let replies = [
         Reply::Welcome { epoch: 1, pid: 2, arena_bytes: 3, ingest_bytes: 4, tiers: 2 },
         Reply::Leases(&[entry]),
