@@ -140,6 +140,16 @@ def test_readers_learn_where_blocks_were(socket: Path, nvme: Path) -> None:
         assert client.stats()["lease_hits_dram"] == 8
 
 
+def test_what_was_just_released_can_be_cooled(socket: Path, nvme: Path) -> None:
+    with disk_store(socket, nvme) as server, StoreClient.connect(socket) as client:
+        keys = fill(client, "a", 8)
+        server.drain()
+        for _ in range(100):
+            for lease in client.lease(keys):
+                lease.release()
+            assert client.cool() == 8
+
+
 def test_a_match_is_not_held_up_by_a_load(socket: Path, nvme: Path) -> None:
     with disk_store(socket, nvme) as server, StoreClient.connect(socket) as client:
         keys = fill(client, "a", 8)
