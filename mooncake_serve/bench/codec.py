@@ -38,9 +38,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mooncake-serve bench codec", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object (the default)")
     parser.add_argument("--quick", action="store_true", help="less data, within a minute")
-    parser.add_argument("--kv", nargs="+", type=Path, default=[], help="safetensors files of KV")
+    parser.add_argument(
+        "--kv", nargs="+", action="extend", type=Path, default=[], help="safetensors files of KV"
+    )
     parser.add_argument("--model", default=ModelConfig().id, help="whose KV, without --kv")
-    parser.add_argument("--calibrate", nargs="+", type=Path, default=[], help="never measured")
+    parser.add_argument(
+        "--calibrate", nargs="+", action="extend", type=Path, default=[], help="never measured"
+    )
     parser.add_argument("--block-tokens", type=int, default=256)
     parser.add_argument("--no-peers", action="store_true", help="measure our codecs only")
     options = parser.parse_args(argv)
