@@ -103,11 +103,13 @@ def store(result: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Rewrite the section."""
     engines = [load(f"bench-engine-{backend}.json") for backend in ("native", "torch")]
+    stores = load("bench-store.json")
     machine = engines[0]["machine"]
-    where = f"Measured on {machine['cores']} cores of {machine['cpu']}, {engines[0]['version']}"
+    versions = ", ".join(dict.fromkeys(each["version"] for each in (*engines, stores)))
+    where = f"Measured on {machine['cores']} cores of {machine['cpu']}, {versions}"
     lines = [f"{where}, by `make demo` and `make bench`: SmolLM2-135M in bf16.", ""]
     tables = [demo(load("demo.json")), warm(engines), *map(engine, engines)]
-    for each in [*tables, store(load("bench-store.json"))]:
+    for each in [*tables, store(stores)]:
         lines += [*each, ""]
     readme = ROOT / "README.md"
     before, rest = readme.read_text("utf-8").split(BEGIN)
